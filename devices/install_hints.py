@@ -4,6 +4,7 @@ import shlex
 import sys
 from typing import Final
 
+from devices.child_command import interpreter
 from devices.types import System
 
 # Kernel packs that ship with the program, in assets/kernels.
@@ -33,7 +34,7 @@ def add_part(part: str) -> str:
     """
     if getattr(sys, "frozen", False):
         return f"pip install '.[{part}]'"
-    return f"{shlex.quote(sys.executable)} -m pip install 'tessera[{part}]'"
+    return shlex.join(interpreter("-m", "pip", "install", f"tessera[{part}]"))
 
 
 def rebuild(system: System, *, frozen: bool | None = None) -> str:

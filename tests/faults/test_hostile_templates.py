@@ -54,7 +54,7 @@ def test_slow_templates_of_requests_do_not_delay_those_of_models():
         own = ChatTemplate(source="{{ messages[0]['content'] }}")
         await renderer.render(own, HELLO)
         hostile = [
-            asyncio.create_task(renderer.render(ChatTemplate(source=slow + str(n)), HELLO, brought=True))
+            asyncio.create_task(renderer.render(ChatTemplate(source=slow + str(n)), HELLO, by_client=True))
             for n in range(12)
         ]
         await asyncio.sleep(0.1)
@@ -172,7 +172,7 @@ def test_a_server_that_ends_does_not_wait_for_a_slow_template():
     slow = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
     async def scenario():
-        asking = asyncio.create_task(renderer.render(ChatTemplate(source=slow), HELLO, brought=True))
+        asking = asyncio.create_task(renderer.render(ChatTemplate(source=slow), HELLO, by_client=True))
         await asyncio.sleep(1)
         begun = time.monotonic()
         await asyncio.to_thread(renderer.close)
