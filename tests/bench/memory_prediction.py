@@ -77,12 +77,14 @@ async def _filled(settings: LoadSettings) -> int:
     try:
         await runner.load(settings, lambda _phase, _fraction: None)
 
-        async def generate(length: int, step: int) -> None:
+        async def generate(length: int, step: int, answer: int = ANSWER) -> None:
             prompt = [(i * step) % 250 for i in range(length)]
-            request = GenerationRequest(prompt=prompt, max_tokens=ANSWER, ignore_eos=True)
+            request = GenerationRequest(prompt=prompt, max_tokens=answer, ignore_eos=True)
             async for _ in runner.generate(request):
                 pass
 
+        # A whole ubatch: beside answers of others a prompt is read in shorter steps, which use less of the buffers.
+        await generate(min(settings.n_ubatch, settings.n_ctx - ROOM), 5, answer=1)
         share = settings.n_ctx // settings.n_parallel - ROOM
         await asyncio.gather(*(generate(share, 3 + 2 * i) for i in range(settings.n_parallel)))
         # The table of tokens for constrained output comes after the first answer; every runner holds it in the end.
