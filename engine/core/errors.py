@@ -79,8 +79,10 @@ class ContextOverflow(InputFault):
     def __init__(
         self, prompt_tokens: int, context_tokens: int, *, at_least: bool = False, trained: bool = False
     ) -> None:
-        kind = "context_trained" if trained else "context_overflow"
-        kind += "_at_least" if at_least else ""
+        if trained:
+            kind = "context_trained_at_least" if at_least else "context_trained"
+        else:
+            kind = "context_overflow_at_least" if at_least else "context_overflow"
         what = because(kind, prompt_tokens=prompt_tokens, context_tokens=context_tokens)
         super().__init__(what, "messages")
         self.prompt_tokens = prompt_tokens
@@ -99,9 +101,12 @@ class ContextCannotGrow(ContextOverflow):
         self, prompt_tokens: int, context_tokens: int, loaded_tokens: int, unload: tuple[str, ...] = ()
     ) -> None:
         super().__init__(prompt_tokens, context_tokens)
-        kind = "context_cannot_grow" if context_tokens > loaded_tokens else "context_stays"
+        if context_tokens > loaded_tokens:
+            kind = "context_cannot_grow_but" if unload else "context_cannot_grow"
+        else:
+            kind = "context_stays_but" if unload else "context_stays"
         what = because(
-            f"{kind}_but" if unload else kind,
+            kind,
             prompt_tokens=prompt_tokens,
             context_tokens=context_tokens,
             loaded_tokens=loaded_tokens,

@@ -13,6 +13,7 @@ from quantize.files.measurement_cache import bounded
 from quantize.files.measurement_folder import file_sha256, hash_is_cached, model_sha256
 from quantize.files.output_file import Output
 from quantize.files.provenance import provenance_bytes
+from quantize.ggml_types import ANCHORS, MEASURED
 from quantize.job.forecast import (
     JobShape,
     Spent,
@@ -242,7 +243,8 @@ class _Job:
             return  # planned at once
         head = header_bytes(model, spec)
         question = plan_input(request, self.rounding, spec, head, None, request.imatrix, self.exact)
-        lossless = {t.name: dict.fromkeys(self.qtypes, 0.0) for t in spec.tensors if allows_quantization(t)}
+        measurable = [qtype.name for qtype in (*MEASURED, *ANCHORS)]
+        lossless = {t.name: dict.fromkeys(measurable, 0.0) for t in spec.tensors if allows_quantization(t)}
         make_plan(msgspec.structs.replace(question, damage=lossless, with_stock=False), request.goal)
 
     def _write_first(self, source: Path, model: GgufModel, spec: ModelSpec) -> None:

@@ -15,6 +15,7 @@ WINDOW = TESTS.parents[1] / "app" / "gui"
 MAKERS = {
     "button": (0,),
     "_button": (0,),
+    "ComboBox": (0,),
     "IconButton": (2,),
     "_tool": (1,),
     "QCheckBox": (0,),
@@ -39,9 +40,10 @@ def controls():
         where = path.relative_to(WINDOW).as_posix()
         for call in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(call, ast.Call):
-                for place in MAKERS.get(_name(call), ()):
-                    if place < len(call.args):
-                        found |= {(where, words) for words in _translated(call.args[place])}
+                places = MAKERS.get(_name(call), ())
+                texts = [call.args[place] for place in places if place < len(call.args)]
+                texts += [keyword.value for keyword in call.keywords if places and keyword.arg == "name"]
+                found |= {(where, words) for text in texts for words in _translated(text)}
     found |= {("settings_page.py", row.title) for row in SETTINGS if row.group}
     found |= {("chat/option_fields.py", knob.title) for knob in KNOBS}
     named = {f"Connect {program.title}" for program in INTEGRATIONS.values()}

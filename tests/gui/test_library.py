@@ -290,7 +290,7 @@ def test_of_many_models_a_hundred_are_shown_and_the_filter_finds_the_others(qtbo
     server.routes["GET", "/tessera/v1/models"] = Models(models=tuple(many))
     library.refresh()
     qtbot.waitUntil(lambda: len(library.cards) == 100)
-    assert "30 more: search for them" in texts(library)
+    qtbot.waitUntil(lambda: "30 more: search for them" in texts(library))
     library.search.setText("Lamp 129")
     assert [card.model.id for card in library.cards] == ["m129"]
     assert "more: search" not in texts(library)

@@ -27,6 +27,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # its re-expo
     validate_repo_id,
 )
 
+from devices.msgspec_lock import learned
 from engine.core.errors import InputFault
 from engine.core.json_bounds import JsonSizeCounter
 from engine.library.errors import GatedRepository, HubUnreachable, Offline, RateLimited, RepositoryNotFound
@@ -244,7 +245,7 @@ def _hash(pattern: re.Pattern[str], value: object) -> str | None:
 
 def _checked(record: T) -> T:
     """The record, if every field has its type. Raises: ValueError."""
-    return msgspec.convert(msgspec.to_builtins(record), type(record))
+    return msgspec.convert(msgspec.to_builtins(record), learned(type(record)))
 
 
 def retry_after(response: httpx2.Response) -> float:
