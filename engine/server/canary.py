@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -197,33 +197,21 @@ class Canary:
 
     async def _verdict(self, settings: LoadSettings, recorded: RowsRecorded, limit_s: float) -> RowVerdict | None:
         """The child's verdict; None if it failed, took too long, or had to make way for a request."""
-        threads = max(1, (os.cpu_count() or 2) // 2)
-        body = msgspec.msgpack.encode(Recompute(settings=settings, recorded=recorded, threads=threads))
-        process = await asyncio.create_subprocess_exec(
-            *child_command("engine.runner.llama.recompute_child", str(os.getpid())),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=runner_environment(child_variables(settings.path)),
+        body = msgspec.msgpack.encode(Recompute(settings=settings, recorded=recorded, threads=idle_threads()))
+        ended = await output_while_idle(
+            child_command("engine.runner.llama.recompute_child", str(os.getpid())),
+            settings.path,
+            self._is_busy,
+            limit_s,
+            LENGTH.pack(len(body)) + body,
         )
-        bound_memory(process.pid)
-        reply = asyncio.ensure_future(process.communicate(LENGTH.pack(len(body)) + body))
-        ends = time.monotonic() + limit_s
+        if ended is None:
+            return None
+        answer = ended[0][LENGTH.size :]
         try:
-            while not reply.done():
-                await asyncio.wait({reply}, timeout=WATCH_S)
-                if not reply.done() and (self._is_busy() or time.monotonic() > ends):
-                    return None
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                await reply
-        try:
-            return msgspec.json.decode(reply.result()[0][LENGTH.size :], type=learned(RowVerdict))
+            return msgspec.json.decode(answer, type=learned(RowVerdict))
         except msgspec.DecodeError:
-            log.info("rows of %s were not compared: %r", settings.path, reply.result()[0][LENGTH.size :][:200])
+            log.info("rows of %s were not compared: %r", settings.path, answer[:200])
             return None
 
     def _spend(self, spent_s: float, model_id: str = "", factor: float | None = None, rows: int = 0) -> None:
@@ -297,6 +285,42 @@ class Canary:
         if self._pool.get(model_id) is model and model.runner is watched.runner:
             model.pending = ("device",)  # if a request came meanwhile, the model is loaded again after it
             await self._pool.load_again(model)
+
+
+def idle_threads() -> int:
+    """Threads of a comparison that runs while the server is idle."""
+    return max(1, (os.cpu_count() or 2) // 2)
+
+
+async def output_while_idle(
+    command: Sequence[str], path: str, is_busy: Callable[[], bool], limit_s: float, body: bytes = b""
+) -> tuple[bytes, int | None] | None:
+    """Output and exit code of a child that computes with the model at `path`; `body` is its input.
+
+    None if the child was killed, because `is_busy` became true or it took longer than `limit_s`.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=runner_environment(child_variables(path)),
+    )
+    bound_memory(process.pid)
+    reply = asyncio.ensure_future(process.communicate(body))
+    ends = time.monotonic() + limit_s
+    try:
+        while not reply.done():
+            await asyncio.wait({reply}, timeout=WATCH_S)
+            if not reply.done() and (is_busy() or time.monotonic() > ends):
+                return None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            await reply
+    return reply.result()[0], process.returncode
 
 
 def comparable(settings: LoadSettings) -> bool:

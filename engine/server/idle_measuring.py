@@ -18,10 +18,8 @@ import msgspec
 from devices.backends.cpu_kernels import ATTENTION
 from devices.child_command import child_command
 from devices.errors import TesseraError
-from devices.llama_cpp_versions.folder import child_variables
 from devices.memory_ledger import DeviceBytes
 from devices.msgspec_lock import learned
-from devices.process_memory import bound_memory
 from engine.core.types import DeviceCheck
 from engine.job_kinds.bench.attention import measure_attention, memory_bytes
 from engine.job_kinds.measure.work import CompareOptions, Task
@@ -36,9 +34,8 @@ from engine.placement.shape import ModelShape
 from engine.placement.speed import weights_read
 from engine.placement.types import NO_OVERRIDES
 from engine.pool.loaded_model import LoadedModel
-from engine.runner.process import runner_environment
 from engine.runner.protocol import LoadSettings
-from engine.server.canary import TOKEN_BYTES_PER_S, comparable
+from engine.server.canary import TOKEN_BYTES_PER_S, comparable, idle_threads, output_while_idle
 
 if TYPE_CHECKING:
     from engine.server.state import ServerState
@@ -178,35 +175,21 @@ class IdleMeasuring:
 
     async def _deep_answer(self, settings: LoadSettings, depth: int) -> dict[str, Any] | None:
         """What the child found; None if a request arrived, or if it took too long."""
-        threads = max(1, (os.cpu_count() or 2) // 2)
+        threads = idle_threads()
         settings = msgspec.structs.replace(
             settings, n_threads=threads, n_threads_batch=threads, reference_path=None
         )
         words = (str(os.getpid()), msgspec.json.encode(settings).decode(), str(depth))
-        process = await asyncio.create_subprocess_exec(
-            *child_command("engine.runner.llama.deep_check_child", *words),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=runner_environment(child_variables(settings.path)),
-        )
-        bound_memory(process.pid)
-        reply = asyncio.ensure_future(process.communicate())
-        ends = asyncio.get_running_loop().time() + DEEP_LIMIT_S
-        try:
-            while not reply.done():
-                await asyncio.wait({reply}, timeout=WATCH_S)
-                if not reply.done() and (self._busy() or asyncio.get_running_loop().time() > ends):
-                    log.info("comparing long texts is left for later")
-                    return None
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-            output, _ = await reply
+        command = child_command("engine.runner.llama.deep_check_child", *words)
+        ended = await output_while_idle(command, settings.path, self._busy, DEEP_LIMIT_S)
+        if ended is None:
+            log.info("comparing long texts is left for later")
+            return None
+        output, code = ended
         try:
             return dict(msgspec.json.decode(output))
         except (msgspec.DecodeError, ValueError):  # the device took the process with it
-            return {"error": f"the process ended with {process.returncode}"}
+            return {"error": f"the process ended with {code}"}
 
     async def _compared(self, model: LoadedModel) -> bool:
         """Compare the places for this model if that was not done yet; move it to a faster one. Whether it began."""
