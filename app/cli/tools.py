@@ -213,7 +213,7 @@ def _server(name: str) -> "McpServerConfig":
     from app.tools.mcp_config import BadMcpConfig, ServerList
 
     try:
-        config = next((server for server in ServerList().read() if server.name == name), None)
+        config = ServerList().find(name)
     except BadMcpConfig as error:
         raise click.ClickException(str(error)) from error
     if config is None:

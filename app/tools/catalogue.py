@@ -56,10 +56,10 @@ def offered(paths: Paths | None = None, *, window: bool = False) -> list[Offered
 def remove_server(name: str) -> None:
     """Remove a server, and what it gave at a sign-in. Raises: BadMcpConfig, OSError, KeyError."""
     servers = ServerList()
-    url = next((server.url for server in servers.read() if server.name == name), "")
+    removed = servers.find(name)
     servers.remove(name)
-    if url and all(server.url != url for server in servers.read()):
-        SignIns().keep(url, None)
+    if removed is not None and removed.url and all(server.url != removed.url for server in servers.read()):
+        SignIns().keep(removed.url, None)
 
 
 def open_sources(

@@ -154,6 +154,10 @@ class ServerList:
         """All servers. Raises: BadMcpConfig: the file is invalid; it stays unchanged."""
         return read_mcp_config(self.path)
 
+    def find(self, name: str) -> McpServerConfig | None:
+        """The server of that name, or None. Raises: BadMcpConfig."""
+        return next((server for server in self.read() if server.name == name), None)
+
     def add(self, added: list[McpServerConfig]) -> None:
         """Add servers; replaces those with the same name. Raises: BadMcpConfig, OSError."""
         with locked(self.path):

@@ -378,7 +378,7 @@ class PairWidget(ColumnItem):
             layout.addWidget(self._framed(pane, chosen_id, busy=busy), 1)
         if len(panes) == 1:
             note = label(self.tr("Waits for the first answer, so that both run at full speed"), "muted", wrap=True)
-            holder = self._frame()
+            holder = framed("card")
             holder.setLayout(stack(label(waiting, "small"), note, 1, spacing=4, margins=(16, 16, 16, 16)))
             layout.addWidget(holder, 1)
 
@@ -404,7 +404,7 @@ class PairWidget(ColumnItem):
         return tallest + foot + 2 * self._gap + margins.top() + margins.bottom()
 
     def _framed(self, pane: MessageWidget, chosen_id: int, *, busy: bool) -> QFrame:
-        frame = self._frame()
+        frame = framed("card")
         column = QVBoxLayout()
         column.setContentsMargins(self._inset, self._gap // 2, self._inset, self._gap // 2)
         column.setSpacing(self._gap // 2)
@@ -419,7 +419,3 @@ class PairWidget(ColumnItem):
             self._feet.append(foot)
         frame.setLayout(column)
         return frame
-
-    @staticmethod
-    def _frame() -> QFrame:
-        return framed("card")

@@ -247,7 +247,7 @@ class ToolsPanel(SidePanel):
         folder = self._folder()
 
         def work() -> Probed:
-            config = next((each for each in ServerList().read() if each.name == name), None)
+            config = ServerList().find(name)
             return probe(config, folder) if config is not None else Probed()
 
         def done(result: Probed) -> None:
@@ -268,8 +268,8 @@ class ToolsPanel(SidePanel):
             self._signing[name] = signing
 
         def work() -> Probed:
-            config = next(each for each in ServerList().read() if each.name == name)
-            return sign_in(config, folder, self.page_wanted.emit, on_start)
+            config = ServerList().find(name)
+            return sign_in(config, folder, self.page_wanted.emit, on_start) if config is not None else Probed()
 
         def done(probed: Probed) -> None:
             self._signing.pop(name, None)
