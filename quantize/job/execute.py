@@ -217,8 +217,13 @@ class _Job:
             check_texts(request.plan, request.calibration, request.imatrix)
         with self.phases.phase("read"):
             self.exact = exact_types_of(self.request, source, self.on_progress, self.cancelled)
-        self._require_possible(model, spec)
-        self._write_first(source, model, spec)
+        if self.request.tier != "instant" and request.plan is None:  # others are planned at once
+            head = header_bytes(model, spec)
+            unmeasured = plan_input(
+                self.request, Rounding.STOCK, spec, head, None, self.request.imatrix, self.exact
+            )
+            self._require_possible(unmeasured)
+            self._write_first(source, model, unmeasured)
         self.basis = self._basis(source, model.file_bytes)
         self.scale_header_bytes = self.basis.scale_header_bytes(model, spec)
         measured = None if request.plan else self._measured(source)
@@ -233,31 +238,24 @@ class _Job:
         rounded = types_to_round(report.plan, self.rounding, measured, request.plan)
         return self._create(source, question, imatrix, rounded, report)
 
-    def _require_possible(self, model: GgufModel, spec: ModelSpec) -> None:
+    def _require_possible(self, unmeasured: PlanInput) -> None:
         """Refuse before the long measuring what no measurement can make possible, such as too few bytes.
 
         Raises: BudgetTooSmall, InvalidOption.
         """
-        request = self.request
-        if request.tier == "instant" or request.plan is not None:
-            return  # planned at once
-        head = header_bytes(model, spec)
-        question = plan_input(request, self.rounding, spec, head, None, request.imatrix, self.exact)
         measurable = [qtype.name for qtype in (*MEASURED, *ANCHORS)]
-        lossless = {t.name: dict.fromkeys(measurable, 0.0) for t in spec.tensors if allows_quantization(t)}
-        make_plan(msgspec.structs.replace(question, damage=lossless, with_stock=False), request.goal)
+        tensors = (tensor for tensor in unmeasured.model.tensors if allows_quantization(tensor))
+        lossless = {tensor.name: dict.fromkeys(measurable, 0.0) for tensor in tensors}
+        make_plan(msgspec.structs.replace(unmeasured, damage=lossless, with_stock=False), self.request.goal)
 
-    def _write_first(self, source: Path, model: GgufModel, spec: ModelSpec) -> None:
+    def _write_first(self, source: Path, model: GgufModel, question: PlanInput) -> None:
         """Write the file of tier instant, which the job can end with at any time; skipped without the disk space.
 
-        A gate or a plan to follow decides about the file, so that there is none before.
+        A gate decides about the file, so that there is none before.
         """
         request = self.request
-        if request.tier == "instant" or request.plan_only or request.plan is not None or request.gate is not None:
+        if request.plan_only or request.gate is not None:
             return
-        question = plan_input(
-            request, Rounding.STOCK, spec, header_bytes(model, spec), None, request.imatrix, self.exact
-        )
         try:
             plan = make_plan(question, request.goal)
         except (BudgetTooSmall, InvalidOption):  # it needs types that are planned only with measurements

@@ -70,8 +70,7 @@ def prior_damage(model: ModelSpec, quick_kld: float | None = None) -> dict[str, 
     """
     tied = all(t.name != "output.weight" for t in model.tensors)
     errors = {t.name: t.traits.error for t in GgmlType if t.traits.error is not None}
-    weights = _ALPHA_OF_ROLE
-    alphas = {t.name: _alpha(model, t, weights, tied=tied) for t in model.tensors if allows_quantization(t)}
+    alphas = {t.name: _alpha(model, t, _ALPHA_OF_ROLE, tied=tied) for t in model.tensors if allows_quantization(t)}
     scale = TYPICAL_SCALE
     if quick_kld and alphas:
         scale = _OF_QUICK_TEST * quick_kld / (sum(alphas.values()) * errors[TEST_TYPE.name])
@@ -101,8 +100,9 @@ def rows_loss(
     their intervals: the common factor does not change it.
     """
     tied = all(t.name != "output.weight" for t in model.tensors)
-    weights = _ROWS_ALPHA_OF_ROLE
-    alphas = {t.name: _alpha(model, t, weights, tied=tied) for t in model.tensors if allows_quantization(t)}
+    alphas = {
+        t.name: _alpha(model, t, _ROWS_ALPHA_OF_ROLE, tied=tied) for t in model.tensors if allows_quantization(t)
+    }
     counted = [error for error in errors if error.name in alphas]
     # Exact sums: the order of the tensors in a file changes no digit.
     tested = math.fsum(alphas[e.name] * e.tested for e in counted)
