@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import shiboken6
 from PySide6.QtCore import QElapsedTimer, QObject, Qt, QTimer, Signal, Slot
@@ -204,6 +205,7 @@ class Background(QObject):
         self._at_close: list[Callable[[], object]] = []
         self._at_last: list[Callable[[], object]] = []
         self._running: set[Future[None]] = set()
+        self._newest: WeakKeyDictionary[QObject, dict[str, Job]] = WeakKeyDictionary()
         self._garbage = _GarbageCollector(self)
 
     def at_close(self, end: Callable[[], object]) -> None:
@@ -223,10 +225,20 @@ class Background(QObject):
         on_done: Callable[[T], object] | None = None,
         on_error: Callable[[Exception], object] | None = None,
         parent: QObject | None = None,
+        newest: str = "",
     ) -> Job:
-        """Run `work` on a worker, then one callback on the main thread, unless `parent` was destroyed."""
+        """Run `work` on a worker, then one callback on the main thread, unless `parent` was destroyed.
+
+        Workers end in any order. `newest` names what is loaded for `parent`: a result that comes after a newer run
+        with that name began is dropped, so that what is shown is never older than what was asked last.
+        """
         job = Job(parent or self)
         job.on_done, job.on_error = on_done, on_error
+        if newest:
+            of_parent = self._newest.setdefault(parent or self, {})
+            if (older := of_parent.get(newest)) is not None and shiboken6.isValid(older):
+                older.cancel()
+            of_parent[newest] = job
         self._submit(job, work)
         return job
 

@@ -43,6 +43,26 @@ def test_receivers_that_are_destroyed_while_their_results_come_do_not_break_the_
     assert len(delivered) < len(ended), "no receiver was destroyed before its result came"
 
 
+def test_of_several_loads_only_the_newest_is_shown(qapp, qtbot):
+    """Workers end in any order: an older look at a file must not replace a newer one."""
+    background, page, go_on, shown = Background(), QObject(), threading.Event(), []
+
+    def slow():
+        go_on.wait(60)
+        return "old"
+
+    older = background.run(slow, shown.append, parent=page, newest="file")
+    background.run(lambda: "other", shown.append, parent=page, newest="tree")
+    qtbot.waitUntil(lambda: shown == ["other"])
+    background.run(lambda: "new", shown.append, parent=page, newest="file")
+    qtbot.waitUntil(lambda: shown == ["other", "new"])
+    with qtbot.waitSignal(older.destroyed):
+        go_on.set()
+    assert shown == ["other", "new"]
+    background.close()
+    shiboken6.delete(page)
+
+
 def test_a_result_that_comes_after_the_end_goes_nowhere(qapp):
     background = Background()
     come, delivered = threading.Event(), []

@@ -177,15 +177,15 @@ class EditReviews:
         chosen: Collection[int],
         label: str,
         *,
+        shown: Proposal,
         allow_uncommitted: bool = False,
-        shown: Proposal | None = None,
     ) -> tuple[str, ...]:
         """Write the chosen edits of the answer; the others stay pending.
 
         Writes nothing if the ids are those of an earlier proposal that was `shown`, as after a second click.
         Raises: as `EditSession.apply`.
         """
-        if shown is not None and shown is not self.proposal:
+        if shown is not self.proposal:
             return ()
         before = remaining(self.proposal, ())
         written = self._edits.apply(self.proposal, chosen, label=label, allow_uncommitted=allow_uncommitted)

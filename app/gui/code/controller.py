@@ -68,8 +68,7 @@ class CodeController(QObject):
         self._project: Project | None = None
         self._talk: Conversation | None = None
         self._reviews: EditReviews | None = None
-        self._shown = NO_EDITS  # ids of edits are those of this proposal
-        self.attempted: tuple[int, ...] = ()  # the edits that were applied last, or could not be
+        self.attempted: tuple[Proposal, tuple[int, ...]] = NO_EDITS, ()  # applied last, or could not be
         self._assembling: Job | None = None  # assembles the context of a request
         self._stream: StreamJob | None = None
         self._run_of_agent: AgentRun | None = None
@@ -327,7 +326,6 @@ class CodeController(QObject):
                 return reviews.proposal
 
         def done(proposal: Proposal) -> None:
-            self._shown = proposal
             self.proposed.emit(proposal)
             self.refresh_pending()
 
@@ -339,20 +337,19 @@ class CodeController(QObject):
         if project is None or reviews is None or self._is_closed:
             return
 
-        def work() -> tuple[list[str], dict[str, bool], bool]:
+        def work() -> tuple[list[str], Proposal, dict[str, bool], bool]:
             with self._lock:
                 (reviews.locate_again if relocate else reviews.refresh)()
-                return project.index.database.paths(), reviews.paths, project.edits.can_undo
+                return project.index.database.paths(), reviews.proposal, reviews.paths, project.edits.can_undo
 
-        def done(result: tuple[list[str], dict[str, bool], bool]) -> None:
-            paths, pending, can_undo = result
+        def done(result: tuple[list[str], Proposal, dict[str, bool], bool]) -> None:
+            paths, proposal, pending, can_undo = result
             if reviews is self._reviews:
                 self.undo_changed.emit(can_undo)
-                self._shown = reviews.proposal
-                self.pending_changed.emit(self._shown, pending)
+                self.pending_changed.emit(proposal, pending)
                 self.files_changed.emit(paths)
 
-        self._services.background.run(work, done, self.failed.emit, self)
+        self._services.background.run(work, done, self.failed.emit, self, newest="pending")
 
     def suggest_commit(self, model: str, n_ctx: int) -> None:
         """Stream a commit message for the uncommitted changes. Nothing is committed."""
@@ -373,11 +370,12 @@ class CodeController(QObject):
 
         self._run(work, done)
 
-    def apply(self, chosen: Sequence[int], *, allow_uncommitted: bool = False) -> None:
+    def apply(self, shown: Proposal, chosen: Sequence[int], *, allow_uncommitted: bool = False) -> None:
+        """Write the chosen edits of the proposal that was shown; nothing if another one is pending by now."""
         project, reviews, label = self._project, self._reviews, self.question[:80]
         if project is None or reviews is None or not chosen or self.busy:
             return
-        shown, self.attempted = self._shown, tuple(chosen)
+        self.attempted = shown, tuple(chosen)
 
         def write() -> tuple[str, ...]:
             return reviews.apply(chosen, label, allow_uncommitted=allow_uncommitted, shown=shown)
@@ -387,7 +385,7 @@ class CodeController(QObject):
     def accept(self, hunks: Sequence[InlineHunk]) -> None:
         """Accept pending edits of one file: write those of the answer, keep those of the agent."""
         if self._reviews is not None:
-            self.apply(self._reviews.still_pending(hunks))
+            self.apply(self._reviews.proposal, self._reviews.still_pending(hunks))
         written = [hunk for hunk in hunks if hunk.is_written]
         if written:
             self._decide(lambda reviews: reviews.keep(written), lambda _: None)

@@ -83,7 +83,7 @@ class FilesPanel(QWidget):
         """Show the files of a project. The open file is reloaded if it still exists."""
         self._paths = paths
         self._show_tree()
-        self._services.background.run(self._uncommitted, self._show_changed, lambda _: None, self)
+        self._services.background.run(self._uncommitted, self._show_changed, lambda _: None, self, newest="changed")
         if self._pending_path is not None and (self._pending_path in paths or self._pending_path in self._pending):
             self.open(self._pending_path)
         else:
@@ -131,7 +131,7 @@ class FilesPanel(QWidget):
                 self._show(None)
                 self.heading.setText(error_message(error))
 
-        self._services.background.run(work, done, failed, self)
+        self._services.background.run(work, done, failed, self, newest="file")
 
     def selected(self) -> Selected | None:
         """The selected lines, which a task refers to."""

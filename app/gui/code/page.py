@@ -524,8 +524,8 @@ class CodePage(QWidget):
 
     def _on_failed(self, error: Exception) -> None:
         if isinstance(error, UncommittedChanges | GitFailed):
-            chosen = self.controller.attempted
-            anyway = (self.tr("Write anyway"), lambda: self.controller.apply(chosen, allow_uncommitted=True))
+            attempted = self.controller.attempted
+            anyway = (self.tr("Write anyway"), lambda: self.controller.apply(*attempted, allow_uncommitted=True))
             self.banner.notify(error_message(error), "warn", anyway)
             return
         self.transcript.end()

@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.code.diff_rows import Row, Side, aligned_rows, file_change, text_with
+from app.code.edits.reviews import NO_EDITS
 from app.code.edits.session import FileProposal, Proposal
 from app.code.edits.types import Applied, Hunk, Refused
 from app.gui.app_context import AppContext
@@ -30,7 +31,7 @@ _ID = Qt.ItemDataRole.UserRole
 class ReviewPanel(QWidget):
     """Shows a proposal. Files are written only when the user presses Apply."""
 
-    apply_pressed = Signal(list)
+    apply_pressed = Signal(object, list)  # the proposal, and the ids of its checked edits
     undo_pressed = Signal()
     shown_in_file = Signal(str)
 
@@ -38,13 +39,14 @@ class ReviewPanel(QWidget):
         super().__init__()
         self._services = services
         self._files: dict[int, FileProposal] = {}
+        self.proposal = NO_EDITS  # the one that is shown; ids of edits are those of this proposal
         self.hunks = QListWidget()
         self.hunks.setAccessibleName(self.tr("Edits"))
         self.hunks.currentItemChanged.connect(lambda *_: self._show_current())
         self.hunks.itemChanged.connect(lambda _: self._count())
         self.diff = SideBySide(services.theme)
         self.heading = label(self.tr("No edits yet"), "strong")
-        self.apply = button(self.tr("Apply"), lambda: self.apply_pressed.emit(self.chosen), "primary")
+        self.apply = button(self.tr("Apply"), lambda: self.apply_pressed.emit(self.proposal, self.chosen), "primary")
         self.apply.setEnabled(False)
         self.undo = button(self.tr("Undo"), self.undo_pressed.emit)
         self.undo.setEnabled(False)
@@ -82,6 +84,7 @@ class ReviewPanel(QWidget):
 
     def _show(self, proposal: Proposal, unchecked: frozenset[Hunk]) -> None:
         self.hunks.clear()
+        self.proposal = proposal
         self._files = {hunk_id: file for file in proposal.files for hunk_id in file.hunk_ids}
         for hunk_id, file in sorted(self._files.items()):
             outcome = file.outcome(hunk_id)
@@ -104,7 +107,7 @@ class ReviewPanel(QWidget):
             self.diff.show_rows([])
 
     def clear(self) -> None:
-        self.show_proposal(Proposal(files=(), malformed=()))
+        self.show_proposal(NO_EDITS)
 
     def _item(self, text: str, hunk_id: int) -> QListWidgetItem:
         shown = "".join(char if char.isprintable() else "�" for char in text)
@@ -145,7 +148,7 @@ class ReviewPanel(QWidget):
             if current is not None and current.data(_ID) == hunk_id:
                 self.diff.show_rows(rows)
 
-        self._services.background.run(work, show, parent=self)
+        self._services.background.run(work, show, parent=self, newest="diff")
 
 
 _WORDS = re.compile(r"\w+|\s+|.")

@@ -65,7 +65,7 @@ def test_edits_of_an_answer_are_accepted_rejected_and_undone_one_by_one(reviews,
         (11, 10, ("new",)),
         (15, 15, ()),
     ]
-    assert reviews.apply([insert.number], "test") == ("one.txt",)
+    assert reviews.apply([insert.number], "test", shown=reviews.proposal) == ("one.txt",)
     now = BEFORE.replace("line 10\n", "line 10\nnew\n")
     assert (root / "one.txt").read_text() == now
     third, gone = hunks(reviews, root)
@@ -79,7 +79,7 @@ def test_edits_of_an_answer_are_accepted_rejected_and_undone_one_by_one(reviews,
     assert (root / "one.txt").read_text() == BEFORE
     assert len(hunks(reviews, root)) == 3, "what was undone is offered again"
     (fresh,) = hunks(reviews, root, "new.txt")
-    reviews.apply([fresh.number], "test")
+    reviews.apply([fresh.number], "test", shown=reviews.proposal)
     assert (root / "new.txt").read_text() == "fresh\n"
     assert reviews.paths == {"one.txt": False}
 
@@ -87,7 +87,7 @@ def test_edits_of_an_answer_are_accepted_rejected_and_undone_one_by_one(reviews,
 def test_an_edit_of_another_edit_s_lines_waits_for_it(reviews, root):
     offer(reviews, block("one.txt", "line 3", "line three") + block("one.txt", "line three", "line 3, really"))
     (first,) = hunks(reviews, root)
-    reviews.apply([first.number], "test")
+    reviews.apply([first.number], "test", shown=reviews.proposal)
     (second,) = hunks(reviews, root)
     assert second.regions[0].other == ("line 3, really",)
 
@@ -97,7 +97,7 @@ def test_a_file_that_somebody_changes_shows_no_hunks_of_its_old_text(reviews, ro
     (root / "one.txt").write_text("precious\n")
     assert hunks(reviews, root) == ()
     with pytest.raises(FileChanged):
-        reviews.apply([0], "test")
+        reviews.apply([0], "test", shown=reviews.proposal)
     reviews.locate_again()
     assert reviews.paths == {}
     assert "was" not in (root / "one.txt").read_text()
