@@ -46,7 +46,7 @@ class ReviewPanel(QWidget):
         self.hunks.itemChanged.connect(lambda _: self._count())
         self.diff = SideBySide(services.theme)
         self.heading = label(self.tr("No edits yet"), "strong")
-        self.apply = button(self.tr("Apply"), lambda: self.apply_pressed.emit(self.proposal, self.chosen), "primary")
+        self.apply = button(self.tr("Apply"), self._apply, "primary")
         self.apply.setEnabled(False)
         self.undo = button(self.tr("Undo"), self.undo_pressed.emit)
         self.undo.setEnabled(False)
@@ -117,6 +117,9 @@ class ReviewPanel(QWidget):
         if hunk_id < 0:
             item.setFlags(Qt.ItemFlag.ItemIsEnabled)
         return item
+
+    def _apply(self) -> None:
+        self.apply_pressed.emit(self.proposal, self.chosen)
 
     def _show_in_file(self) -> None:
         item = self.hunks.currentItem()
