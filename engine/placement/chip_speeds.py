@@ -90,8 +90,8 @@ class CpuSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """CPUs: TFLOPS per core and GHz, share of the bandwidth, and GB/s that one thread reads.
 
     `unpack_ns`: nanoseconds in which one core multiplies by a quantized weight; `layer_us`: how long the threads
-    wait for each other per layer and token. `own_attention`: prompt speed of Tessera's attention, relative to
-    llama.cpp's.
+    wait for each other per layer and token; `token_us`: sampling a token and sending it. `own_attention`: prompt
+    speed of Tessera's attention, relative to llama.cpp's.
     """
 
     core: Positive
@@ -102,6 +102,7 @@ class CpuSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     thread_gbs: Positive
     unpack_ns: Positive
     layer_us: NotNegative
+    token_us: NotNegative
     mixture: Positive
     own_attention: Positive
     sources: Sources

@@ -426,7 +426,7 @@ def _answer_s(
 
 
 def _slow_products_s(shape: ModelShape, settings: LoadSettings, device: Device, rate: Rates) -> float:
-    """Seconds per token that a CPU needs longer for unpacking weights and for waiting than for reading them."""
+    """Seconds per token that a CPU needs in addition to reading weights: to unpack, to wait, and to sample."""
     rule, threads = chip_speeds().cpu, max(1, settings.n_threads or (device.cores.threads if device.cores else 1))
     unpack_ns = cpu_kind(device.chip or device.name).unpack_ns or rule.unpack_ns
     frac, read, unpacked = expert_frac(shape), 0.0, 0.0
@@ -440,7 +440,7 @@ def _slow_products_s(shape: ModelShape, settings: LoadSettings, device: Device, 
         else:
             unpacked += tensor.nbytes * used / 1e9 / rate.gbs
     barriers = len(shape.layers) * rule.layer_us / 1e6 if threads > 1 else 0.0
-    return max(0.0, unpacked - read) + barriers
+    return max(0.0, unpacked - read) + barriers + rule.token_us / 1e6
 
 
 def attention_gmac(shape: ModelShape, depth: float) -> float:
