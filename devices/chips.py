@@ -15,10 +15,12 @@ from devices.types import Device, Machine, Memory, Runtime
 TABLE: Final = Path(__file__).with_name("chips.json")
 # Start of `Memory.bandwidth_source` if nothing on the machine reports the bandwidth.
 USUAL: Final = "usual for"
-# Evidence key of the number of cores of Apple's GPU.
+# Evidence key of the number of a GPU's units: Apple's cores, AMD's compute units.
 GPU_CORES: Final = "gpu-core-count"
 # Evidence key of a card's PCI Express link, in GB/s.
 LINK: Final = "PCI Express link, GB/s"
+
+_APPLE: Final = re.compile(r"(?:apple )?m(\d{1,2})((?: pro| max| ultra)?)")
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Confidence = Literal["high", "medium", "low"]
@@ -120,10 +122,16 @@ def cpu_kind(name: str) -> CpuKind:
 
 
 def apple_gpus(cpu_name: str) -> tuple[Gpu, ...]:
-    """The GPUs that an Apple chip of this name is sold with, smallest first."""
-    chip_name = cpu_name.lower() if cpu_name.lower().startswith("apple ") else f"apple {cpu_name.lower()}"
-    rows = [row for row in chips().gpus if chip_name in row.names]
-    return tuple(sorted(rows, key=lambda row: row.units or 0))
+    """The GPUs that an Apple chip of this name is sold with, smallest first; of a newer one its predecessor's."""
+    match = _APPLE.fullmatch(cpu_name.strip().lower())
+    if match is None:
+        return ()
+    for generation in range(int(match[1]), 0, -1):
+        name = f"apple m{generation}{match[2]}"
+        rows = [row for row in chips().gpus if name in row.names]
+        if rows:
+            return tuple(sorted(rows, key=lambda row: row.units or 0))
+    return ()
 
 
 def with_chips(machine: Machine) -> Machine:
@@ -180,10 +188,11 @@ def gpu_of(device: Device, cpu_name: str) -> Gpu | None:
         words.append(cpu_name)
     text = " ".join(words).lower().replace("(tm)", "").replace("(r)", "")
     by_id = _by_id(rows, device.pci_id, device.arch)
-    matches = _by_name(by_id or rows, text)
-    if matches:
-        return _of_size(matches, device)
-    return _of_size(by_id, device) if by_id else None
+    apple = apple_gpus(cpu_name) if device.vendor == "Apple" else ()
+    matches: Sequence[Gpu] = apple or _by_name(by_id or rows, text) or by_id
+    if sized := [row for row in by_id if str(row.units) == _counted(device)]:
+        matches = [row for row in sized if row in matches] or sized
+    return _of_size(matches, device) if matches else None
 
 
 def _by_id(rows: Sequence[Gpu], pci_id: str | None, arch: str | None) -> list[Gpu]:
@@ -227,10 +236,14 @@ def _word(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])")
 
 
+def _counted(device: Device) -> str:
+    """The number of units that the system reports; empty if it reports none."""
+    return next((e.value for e in device.evidence if e.key == GPU_CORES), "")
+
+
 def _of_size(rows: Sequence[Gpu], device: Device) -> Gpu:
     """Among chips that differ only in size, the one with the reported number of units, else the smallest."""
-    counted = next((e.value for e in device.evidence if e.key == GPU_CORES), "")
-    exact = [row for row in rows if str(row.units) == counted]
+    exact = [row for row in rows if str(row.units) == _counted(device)]
     gbs = device.memory.bandwidth_gbs
     alike = [row for row in rows if row.bandwidth_gbs is not None and row.bandwidth_gbs == gbs]
     return min(exact or alike or rows, key=lambda row: (row.units or 0, row.fp16_tflops or 0))

@@ -1,5 +1,6 @@
 """Detects the Linux distribution, how it installs packages, and how it sets kernel parameters."""
 
+import re
 from typing import Final, Literal
 
 import msgspec
@@ -24,13 +25,19 @@ _INSTALL: Final[dict[Family, str]] = {
     "arch": "sudo pacman -S {}",
     "suse": "sudo zypper install {}",
 }
-_IMAGE_INSTALL: Final = "rpm-ostree install {}"
+_IMAGE_INSTALL: Final[dict[Family, str]] = {
+    "fedora": "rpm-ostree install {}",
+    "suse": "sudo transactional-update pkg install {}",
+    "arch": "sudo steamos-readonly disable && sudo pacman -S {}",
+}
+# openSUSE's systems that change only as a whole, and SteamOS, whose packages are lost after its next update.
+_IMAGES: Final = re.compile(r"opensuse-(?:microos|aeon|kalpa|leap-micro)|sl-micro|steamos")
 
 
 class Distribution(msgspec.Struct, frozen=True):
     """`id` and `version` as in /etc/os-release; `name` is the display name. Empty if unknown.
 
-    `image_based`: packages are layered on an image and take effect after a restart (Silverblue, Bazzite).
+    `image_based`: packages are layered on an image (Silverblue, Bazzite, MicroOS, SteamOS).
     """
 
     id: str = ""
@@ -41,7 +48,8 @@ class Distribution(msgspec.Struct, frozen=True):
 
     def install(self, packages: str) -> str:
         """The command that installs packages, or only the packages if the command is unknown."""
-        template = _IMAGE_INSTALL if self.image_based else _INSTALL.get(self.family, "{}")
+        template = _IMAGE_INSTALL.get(self.family) if self.image_based else _INSTALL.get(self.family)
+        template = template or "{}"
         return template.format(packages)
 
     @property
@@ -64,39 +72,73 @@ def distribution(host: Host) -> Distribution:
     family: Family = next((_FAMILIES[word] for word in words if word in _FAMILIES), "other")
     name = f"{release.get('NAME', own).removesuffix(' GNU/Linux').removesuffix(' Linux')} {version}".strip()[:64]
     image = family == "fedora" and host.access("/run/ostree-booted") != "absent"
+    image = image or _IMAGES.fullmatch(own) is not None
     return Distribution(own, version, name or "this system", family, image)
+
+
+def iommu_switches(parameters: list[str]) -> str:
+    """Those of the kernel's parameters that switch AMD's IOMMU off; empty if none does."""
+    return " ".join(word for word in parameters if word in {"amd_iommu=off", "iommu=off"})
 
 
 def set_kernel_parameters(host: Host, add: str, remove: str = "") -> str:
     """Commands that change the kernel command line for the next start, by boot loader.
 
-    `add` may have several parameters; `remove` is one of those on the line now.
+    Both may have several parameters; those of `remove` are on the line now.
     """
-    system = distribution(host)
+    system, old_words = distribution(host), remove.split()
     if system.family == "nixos":
-        less = f", without {remove}" if remove else ""
+        less = f", without {' and '.join(old_words)}" if old_words else ""
         words = " ".join(f'"{word}"' for word in add.split())
         return f"in configuration.nix: boot.kernelParams = [ {words} ]{less}; then: sudo nixos-rebuild boot, reboot"
     if host.access("/run/ostree-booted") != "absent":
-        less = f" --delete-if-present={remove}" if remove else ""
+        less = "".join(f" --delete-if-present={word}" for word in old_words)
         more = "".join(f" --append-if-missing={word}" for word in add.split())
         return f"sudo rpm-ostree kargs{more}{less} && sudo systemctl reboot"
-    if (
-        any(host.access(f"/usr/{folder}/grubby") != "absent" for folder in ("sbin", "bin"))
-        or system.family == "fedora"
-    ):
-        less = f' --remove-args="{remove}"' if remove else ""
+    if _has_program(host, "grubby") or system.family == "fedora":
+        less = f' --remove-args="{remove}"' if old_words else ""
         return f'sudo grubby --update-kernel=ALL --args="{add}"{less} && sudo reboot'
+    if _has_program(host, "kernelstub"):  # Pop!_OS
+        less = f' && sudo kernelstub -d "{remove}"' if old_words else ""
+        return f'sudo kernelstub -a "{add}"{less} && sudo reboot'
+    return _edit_boot_files(host, system, add, old_words)
+
+
+def _edit_boot_files(host: Host, system: Distribution, add: str, old_words: list[str]) -> str:
+    """The same for boot loaders whose files are edited by hand."""
+    less = "".join(f"s/ *{word}//; " for word in old_words)
+    if host.access("/etc/default/limine") != "absent":
+        edit = f"sudo sed -i '{less.rstrip('; ')}' /etc/default/limine && " if old_words else ""
+        line = f"echo 'KERNEL_CMDLINE[default]+=\" {add}\"' | sudo tee -a /etc/default/limine"
+        return f"{edit}{line} && sudo limine-update && sudo reboot"
+    if host.access("/etc/sdboot-manage.conf") != "absent":  # CachyOS with systemd-boot
+        edit = f"{less}s/^LINUX_OPTIONS=./&{add} /"
+        return f"sudo sed -i '{edit}' /etc/sdboot-manage.conf && sudo sdboot-manage gen && sudo reboot"
     if host.access("/etc/kernel/cmdline") != "absent":  # systemd-boot, and unified kernel images
-        less = f"s/ *{remove}//; " if remove else ""
-        return f"sudo sed -i '{less}s/$/ {add}/' /etc/kernel/cmdline && sudo kernel-install add-all && sudo reboot"
-    if host.access("/etc/default/grub") == "absent" and host.access("/boot/loader/loader.conf") != "absent":
-        less = f" and remove {remove}" if remove else ""
-        return f"add {add} to the options line of the files in /boot/loader/entries{less}, then: sudo reboot"
-    update = {
-        "arch": "sudo grub-mkconfig -o /boot/grub/grub.cfg",
-        "suse": "sudo grub2-mkconfig -o /boot/grub2/grub.cfg",
-    }.get(system.family, "sudo update-grub")
-    less = f"s/ *{remove}//; " if remove else ""
+        update = "sudo mkinitcpio -P" if system.family == "arch" else "sudo kernel-install add-all"
+        update = next((f"sudo {p} {w}" for p, w in _CMDLINE_UPDATES.items() if _has_program(host, p)), update)
+        return f"sudo sed -i '{less}s/$/ {add}/' /etc/kernel/cmdline && {update} && sudo reboot"
+    if host.access("/etc/default/grub") == "absent":
+        files = next((f for f in _BOOT_FILES if host.access(f) != "absent"), "")
+        without = f" and remove {' and '.join(old_words)}" if old_words else ""
+        where = _BOOT_FILES.get(files, "the kernel command line in your boot loader's settings")
+        return f"add {add} to {where}{without}, then: sudo reboot"
     edit = f"{less}s/^GRUB_CMDLINE_LINUX_DEFAULT=./&{add} /"
-    return f"sudo sed -i '{edit}' /etc/default/grub && {update} && sudo reboot"
+    has_script = system.family == "debian" or system.id == "steamos" or _has_program(host, "update-grub")
+    update = "update-grub" if has_script else "grub-mkconfig -o /boot/grub/grub.cfg"
+    if system.family == "suse":
+        update = "transactional-update grub.cfg" if system.image_based else "grub2-mkconfig -o /boot/grub2/grub.cfg"
+    return f"sudo sed -i '{edit}' /etc/default/grub && sudo {update} && sudo reboot"
+
+
+# Programs that bring /etc/kernel/cmdline to the boot entries: Proxmox's and openSUSE's own.
+_CMDLINE_UPDATES: Final = {"proxmox-boot-tool": "refresh", "sdbootutil": "update-all-entries"}
+# A file that shows a boot loader, and what to change there.
+_BOOT_FILES: Final = {
+    f"{folder}/loader/loader.conf": f"the options line of the files in {folder}/loader/entries"
+    for folder in ("/boot", "/efi", "/boot/efi")
+} | {"/boot/refind_linux.conf": "each line of /boot/refind_linux.conf"}
+
+
+def _has_program(host: Host, name: str) -> bool:
+    return any(host.access(f"/usr/{folder}/{name}") != "absent" for folder in ("sbin", "bin"))

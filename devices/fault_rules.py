@@ -364,7 +364,8 @@ def of_compiler(rules: Rules, backend: str, built: Mapping[str, str]) -> list[Ru
     """The rules about the compiler that a kernel pack was built with, as its manifest says."""
     version = built.get("nvcc", "")
     about = [r for r in rules.rules if backend in r.when.backends and set(r.when.versions) == {"nvcc"}]
-    return [rule for rule in about if version and rule.when.versions["nvcc"].holds(version)]
+    facts = Facts(backend=backend, versions={"nvcc": version})
+    return list(matching(about, facts, machine_only=True)) if version else []
 
 
 def on_machine(rules: Rules, machine: Machine, builds: tuple[int, int] | None) -> list[tuple[Device, str, Rule]]:

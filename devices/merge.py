@@ -8,13 +8,22 @@ from devices.backends.libraries import BACKENDS
 from devices.chips import with_chips
 from devices.isa import canonical
 from devices.probes import fix_hints
-from devices.types import BackendDevice, BackendReport, Device, Evidence, Machine, Memory, Runtime, State
+from devices.types import BackendDevice, BackendReport, Device, Evidence, Kind, Machine, Memory, Runtime, State
 
 # ggml's CPU feature names → Tessera's, if they differ.
 CPU_FEATURES = {"avx512": "avx512f", "dotprod": "asimddp", "matmul_int8": "i8mm", "fp16_va": "asimdhp", "ssse3": ""}
+UNKNOWN = "unknown"
 ONNX_KINDS = {"cpu": ("cpu",), "gpu": ("igpu", "dgpu"), "npu": ("npu",)}
 # A driver keeps some of a carve-out to itself; heaps below this share of it are smaller than the carve-out.
 HEAPS_SHORT = 0.9
+# Vendors by the words in a device's name, and of backends that are for one vendor only.
+VENDORS = {
+    "NVIDIA": ("nvidia", "geforce", "quadro", "tesla"),
+    "AMD": ("amd", "radeon"),
+    "Intel": ("intel",),
+    "Qualcomm": ("qualcomm", "adreno"),
+    "Apple": ("apple",),
+}
 # Software renderers that present themselves as GPUs.
 SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "swrast")
 
@@ -42,6 +51,9 @@ def _attach(devices: dict[str, Device], report: BackendReport, listed: BackendDe
         if report.backend in {"onnx", "rpc"}:
             return
         device = _unlisted(report, listed)
+    elif device.vendor == UNKNOWN:  # behind a layer such as WSL, only its backend knows it
+        kind: Kind = "igpu" if listed.kind == "igpu" else device.kind
+        device = replace(device, vendor=_vendor(report, listed), name=listed.description or device.name, kind=kind)
     runtime = Runtime(
         backend=report.backend,
         device_name=listed.name,
@@ -77,7 +89,7 @@ def _match(devices: dict[str, Device], report: BackendReport, listed: BackendDev
         d
         for d in devices.values()
         if d.kind in {"igpu", "dgpu"}
-        and (backend is None or not backend.vendors or d.vendor in backend.vendors)
+        and (backend is None or not backend.vendors or d.vendor in {*backend.vendors, UNKNOWN})
         and not (listed.device_id and d.pci)
         and d.state not in {"driver_missing", "failed"}
         and not any(r.backend == report.backend for r in d.runtimes)
@@ -143,7 +155,7 @@ def _unlisted(report: BackendReport, listed: BackendDevice) -> Device:
     return Device(
         id=listed.device_id or f"{report.backend}:{listed.name.lower()}",
         kind="npu" if listed.kind == "npu" else "igpu" if unified else "dgpu",
-        vendor="software" if software else "unknown",
+        vendor="software" if software else _vendor(report, listed),
         name=listed.description or listed.name,
         state="present",
         memory=Memory(
@@ -155,6 +167,14 @@ def _unlisted(report: BackendReport, listed: BackendDevice) -> Device:
         ),
         evidence=(Evidence(report.library, "device", listed.description),),
     )
+
+
+def _vendor(report: BackendReport, listed: BackendDevice) -> str:
+    """The vendor by the device's name, else by the backend if it is for one vendor only."""
+    name = listed.description.lower()
+    by_name = next((vendor for vendor, words in VENDORS.items() if any(word in name for word in words)), None)
+    only = next((b.vendors for b in BACKENDS if b.name == report.backend), ())
+    return by_name or (next(iter(only)) if len(only) == 1 else UNKNOWN)
 
 
 def _settled(device: Device, machine: Machine) -> Device:  # noqa: PLR0911 - one for each state

@@ -2,10 +2,11 @@
 
 import re
 
-from devices.distribution import distribution, set_kernel_parameters
+from devices.chips import cpu_kind
+from devices.distribution import distribution, iommu_switches, set_kernel_parameters
 from devices.environment import UNIFIED_MEMORY
 from devices.host import Host, text
-from devices.types import Finding, Machine
+from devices.types import Device, Finding, Machine
 
 # Recorded with AMD Strix Halo: instability below 6.18.4; before 6.16.9 ROCm sees only 15.9 GiB.
 STABLE_GFX11_KERNEL = (6, 18, 4)
@@ -15,6 +16,10 @@ KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
 # Linux 7.1 needs ttm.pages_limit alone, 6.8 also amdgpu.gttsize. Source: kyuz0/amd-strix-halo-toolboxes, issue 98.
 TTM_ALONE_KERNEL = (7, 0)
 GTT_SHARE = 0.85
+# Parameters that set the ceiling; of two of the same name the kernel uses the last.
+GTT_PARAMETERS = ("ttm.pages_limit=", "amdttm.pages_limit=", "amdgpu.gttsize=", "amdgpu.gtt_size=")
+# AMD processors with an NPU; of those with a number only, Phoenix and Hawk Point, and their later names.
+CPU_WITH_NPU = r"ryzen ai|ryzen [579] (pro )?[78]\d4\d|8[67]00g|ryzen [579] (pro )?2[2-7]0\b"
 # Programs that run language models on AMD's NPU.
 NPU_ENGINES = ("/usr/bin/flm", "/usr/local/bin/flm", "/opt/fastflowlm/bin/flm")
 # The driver's watchdog in ms, perhaps one for each kind of queue; empty: the kernel's default.
@@ -105,17 +110,18 @@ def _cpu_name(machine: Machine) -> str:
 
 
 def _iommu(host: Host, words: list[str], machine: Machine) -> list[Finding]:
-    cpu_has_npu = re.search(r"ryzen ai|ryzen [579] (8|7)\d4\d|8[67]00g", _cpu_name(machine), re.IGNORECASE)
+    cpu_has_npu = re.search(CPU_WITH_NPU, _cpu_name(machine), re.IGNORECASE)
     listed = any(d.kind == "npu" for d in machine.devices)
-    if "amd_iommu=off" not in words or not (cpu_has_npu or listed):
+    off = iommu_switches(words)
+    if not off or not (cpu_has_npu or listed):
         return []
-    change = set_kernel_parameters(host, "iommu=pt", "amd_iommu=off")
+    change = set_kernel_parameters(host, "iommu=pt", off)
     has_engine = any(host.access(path) != "absent" for path in NPU_ENGINES)
     return [
         Finding(
             "amd_iommu_off",
             "warning" if has_engine else "advice",
-            "The NPU is switched off by amd_iommu=off",
+            f"The NPU is switched off by {off.split()[0]}",
             "Without the IOMMU, the GPU reads prompts 5 to 16 % faster (published, Strix Halo), and the NPU cannot "
             "be used at all." + ("" if has_engine else " No program for the NPU is installed here."),
             change if has_engine else f"nothing, unless you want to use the NPU; then: {change}",
@@ -125,12 +131,14 @@ def _iommu(host: Host, words: list[str], machine: Machine) -> list[Finding]:
 
 def _gtt(host: Host, words: list[str], machine: Machine) -> list[Finding]:
     findings = []
+    gpus = [d for d in machine.devices if d.kind == "igpu" and d.vendor == "AMD" and d.driver == "amdgpu"]
     physical = machine.memory.installed_bytes or 0
     pages = int(physical * GTT_SHARE) // 4096
     parameters = f"ttm.pages_limit={pages}"
     if _release(machine) < TTM_ALONE_KERNEL:
         parameters = f"amdgpu.gttsize={pages * 4096 >> 20} {parameters}"
     misspelt = next((word for word in words if word.startswith("amdgpu.gtt_size=")), None)
+    replaced = " ".join(word for word in words if word.startswith(GTT_PARAMETERS))
     if misspelt is not None:
         findings.append(
             Finding(
@@ -138,12 +146,12 @@ def _gtt(host: Host, words: list[str], machine: Machine) -> list[Finding]:
                 "warning",
                 "The kernel ignores amdgpu.gtt_size",
                 "The parameter is spelt gttsize, and it is deprecated: ttm.pages_limit sets the ceiling now.",
-                set_kernel_parameters(host, parameters if pages else "ttm.pages_limit=PAGES", misspelt),
+                set_kernel_parameters(host, parameters if pages else "ttm.pages_limit=PAGES", replaced),
             )
         )
-    for gpu in machine.devices:
+    for gpu in gpus:
         budget = gpu.memory.budget_bytes
-        if gpu.kind != "igpu" or gpu.vendor != "AMD" or not budget or physical < LARGE_RAM_BYTES:
+        if not budget or physical < LARGE_RAM_BYTES:
             continue
         if budget <= DEFAULT_GTT_FRAC * physical:
             findings.append(
@@ -152,11 +160,16 @@ def _gtt(host: Host, words: list[str], machine: Machine) -> list[Finding]:
                     "advice",
                     "The integrated GPU may use only about half of the RAM",
                     f"{budget >> 20} of {physical >> 20} MiB. A higher ceiling costs nothing while unused.",
-                    set_kernel_parameters(host, parameters),
+                    set_kernel_parameters(host, parameters, replaced),
                     gpu.id,
                 )
             )
     return findings
+
+
+def _strix(machine: Machine) -> Device | None:
+    """The GPU of this machine that is one of Strix Point, Strix Halo and Krackan Point."""
+    return next((d for d in machine.devices if (d.arch or "").startswith("gfx115")), None)
 
 
 def _release(machine: Machine) -> tuple[int, ...]:
@@ -213,7 +226,7 @@ def _watchdog(host: Host, words: list[str], machine: Machine) -> list[Finding]:
 
 def _firmware(host: Host, machine: Machine) -> list[Finding]:
     """The GPU's MES firmware 0x83, with which ROCm hangs; readable by root only."""
-    gpu = next((d for d in machine.devices if d.arch in {"gfx1150", "gfx1151"}), None)
+    gpu = _strix(machine)
     if gpu is None:
         return []
     if BAD_MES_FIRMWARE not in _mes_versions(host):
@@ -251,8 +264,8 @@ def _npu_firmware(host: Host, machine: Machine) -> list[Finding]:
 
 
 def _rocm(host: Host, machine: Machine) -> list[Finding]:
-    """A ROCm installed here that is too old for Strix Point and Strix Halo."""
-    gpu = next((d for d in machine.devices if d.arch in {"gfx1150", "gfx1151", "gfx1152"}), None)
+    """A ROCm installed here that is too old for Strix Point, Strix Halo and Krackan Point."""
+    gpu = _strix(machine)
     version = text(host, ROCM_VERSION)
     numbers = tuple(int(n) for n in re.findall(r"\d{1,6}", version, re.ASCII)[:2])
     if gpu is None or not numbers or numbers >= GOOD_ROCM:
@@ -286,7 +299,10 @@ def _variables(host: Host, machine: Machine) -> list[Finding]:
                 gpu.id,
             )
         )
-    if gpu.arch == "gfx1151" and host.env(GFX_OVERRIDE) is not None:
+    strix, override = _strix(machine), host.env(GFX_OVERRIDE)
+    # On gfx1152 it helps with packs that have no code for it.
+    with_kernels = strix is not None and strix.arch in {"gfx1150", "gfx1151"}
+    if strix and with_kernels and override is not None and strix.arch != f"gfx{override.replace('.', '').strip()}":
         findings.append(
             Finding(
                 "gfx_override_variable",
@@ -294,7 +310,7 @@ def _variables(host: Host, machine: Machine) -> list[Finding]:
                 f"{GFX_OVERRIDE} is not needed for this GPU",
                 "ROCm 7 has kernels for it; with the variable it runs another chip's.",
                 f"unset {GFX_OVERRIDE}, and remove it from your shell's start files",
-                gpu.id,
+                strix.id,
             )
         )
     return findings
@@ -302,7 +318,7 @@ def _variables(host: Host, machine: Machine) -> list[Finding]:
 
 def _display(host: Host, machine: Machine) -> list[Finding]:
     """A display that froze, by the kernel's log where it can be read; only with the kernel that does it."""
-    gpu = next((d for d in machine.devices if d.arch in {"gfx1150", "gfx1151"}), None)
+    gpu = _strix(machine)
     if gpu is None or _release(machine)[:2] != FREEZING_KERNEL:
         return []
     log = host.run(("dmesg",), LOG_S).stdout
@@ -324,7 +340,9 @@ def _display(host: Host, machine: Machine) -> list[Finding]:
 def _memory(machine: Machine) -> list[Finding]:
     ram = machine.memory
     findings = []
-    if ram.bus_bits == SINGLE_CHANNEL_BITS and machine.environment != "vm":
+    # Processors of Intel's N series have one channel.
+    has_more = cpu_kind(_cpu_name(machine)).id != "intel-n"
+    if ram.bus_bits == SINGLE_CHANNEL_BITS and machine.environment != "vm" and has_more:
         findings.append(
             Finding(
                 "single_channel",

@@ -51,10 +51,6 @@ def container_device(path: str) -> str:
 
 
 CONTAINER_NVIDIA = "Start the container with `--gpus all` (it needs NVIDIA's container toolkit on the host)."
-NPU_IOMMU = (
-    "Remove `amd_iommu=off` from the kernel command line (/etc/default/grub, `sudo update-grub`, reboot): "
-    "the NPU needs the IOMMU; `iommu=pt` keeps the GPU just as fast."
-)
 NPU_XDNA1 = (
     "This first-generation NPU (XDNA1) runs small vision models only; no language-model runtime supports it. "
     "Use the integrated GPU."
@@ -85,6 +81,11 @@ _INTEL_WINDOWS = (
 def npu_runtime_windows(vendor: str) -> str:
     """What to install to run models on an NPU that has its Windows driver."""
     return _INTEL_WINDOWS if vendor == "Intel" else NPU_RUNTIME[vendor]
+
+
+def npu_iommu(change: str) -> str:
+    """What to do about an AMD NPU without the IOMMU; `change` sets the kernel parameters."""
+    return f"The NPU needs the IOMMU, with which the GPU reads prompts 5 to 16 % slower: {change}"
 
 
 def npu_kernel(driver: str, since: tuple[int, int], kernel: str) -> str:

@@ -44,22 +44,35 @@ TABLE: dict[tuple[int, int], GpuId] = {
     (0x1002, 0x1435): _apu("Radeon Graphics (Sephiroth)", "gfx1033"),
     (0x1002, 0x1636): _apu("Radeon Vega (Renoir)", "gfx90c"),
     (0x1002, 0x1638): _apu("Radeon Vega (Cezanne)", "gfx90c"),
+    (0x1002, 0x164C): _apu("Radeon Vega (Lucienne)", "gfx90c"),
     (0x1002, 0x15E7): _apu("Radeon Vega (Barcelo)", "gfx90c"),
     (0x1002, 0x15D8): _apu("Radeon Vega (Picasso)", "gfx902"),
     (0x1002, 0x15DD): _apu("Radeon Vega (Raven)", "gfx902"),
+    (0x1002, 0x13FE): _apu("BC-250 (Cyan Skillfish)", "gfx1013"),
     (0x10DE, 0x2E12): _apu("GB10", "sm_121"),
 }
+# AMD's targets that are integrated GPUs only, whatever their id.
+INTEGRATED_TARGETS = frozenset(c.arch for c in TABLE.values() if c.integrated and (c.arch or "").startswith("gfx"))
 _INTEL_FAMILIES: tuple[tuple[frozenset[int], str, str], ...] = (
     (frozenset({0x64A0, 0x6420, 0x64B0}), "Arc Graphics (Lunar Lake)", "xe2-lpg"),
-    (frozenset({0x7D55, 0x7D45, 0x7DD5, 0x7D40}), "Arc Graphics (Meteor Lake)", "xe-lpg"),
+    (frozenset({0x7D55, 0x7D45, 0x7DD5, 0x7D40, 0x7D60}), "Arc Graphics (Meteor Lake)", "xe-lpg"),
     # Only Arrow Lake-H has matrix units here. Source: llama.cpp, pull request 24404.
     (frozenset({0x7D51, 0x7DD1}), "Arc Graphics (Arrow Lake-H)", "xe-lpg+"),
-    (frozenset({0x7D67, 0x7D41}), "Intel Graphics (Arrow Lake)", "xe-lpg"),
-    (frozenset({*range(0xB080, 0xB088), 0xB08F, 0xB090, 0xB0A0}), "Arc Graphics (Panther Lake)", "xe3-lpg"),
-    (frozenset({*range(0xE202, 0xE218)}), "Arc B-series (Battlemage)", "xe2-hpg"),
-    (frozenset({*range(0x5690, 0x56C2)}), "Arc A-series (Alchemist)", "xe-hpg"),
-    (frozenset({*range(0xA780, 0xA790), *range(0xA7A0, 0xA7AE)}), "UHD/Iris Xe (Raptor Lake)", "xe-lp"),
-    (frozenset({*range(0x4680, 0x4694), *range(0x46A0, 0x46D5)}), "UHD/Iris Xe (Alder Lake)", "xe-lp"),
+    (frozenset({0x7D67, 0x7D41, 0xB640}), "Intel Graphics (Arrow Lake)", "xe-lpg"),
+    (frozenset({*range(0xB080, 0xB088), 0xB08F, 0xB090, 0xB0A0, 0xB0B0}), "Arc Graphics (Panther Lake)", "xe3-lpg"),
+    (frozenset({0xFD80, 0xFD81}), "Intel Graphics (Wildcat Lake)", "xe3-lpg"),
+    (frozenset({*range(0xE202, 0xE218), *range(0xE220, 0xE224)}), "Arc B-series (Battlemage)", "xe2-hpg"),
+    (frozenset({*range(0x5690, 0x56C3)}), "Arc A-series (Alchemist)", "xe-hpg"),
+    (
+        frozenset({*range(0xA780, 0xA790), *range(0xA7A0, 0xA7AE), 0xA720, 0xA721}),
+        "UHD/Iris Xe (Raptor Lake)",
+        "xe-lp",
+    ),
+    (
+        frozenset({*range(0x4680, 0x4694), *range(0x46A0, 0x46D5), 0x4626, 0x4628, 0x462A}),
+        "UHD/Iris Xe (Alder Lake)",
+        "xe-lp",
+    ),
     (frozenset({*range(0x9A40, 0x9AFA)}), "Iris Xe (Tiger Lake)", "xe-lp"),
 )
 INTEL_DISCRETE_ARCHES = frozenset({"xe2-hpg", "xe-hpg"})

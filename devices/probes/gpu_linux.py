@@ -3,7 +3,7 @@
 import re
 
 from devices import types
-from devices.chips import LINK
+from devices.chips import GPU_CORES, LINK
 from devices.host import Host, fields, number, read_number, text
 from devices.probes import fix_hints, gpu_ids
 from devices.probes.cgroup_limits import is_container
@@ -67,6 +67,9 @@ def _integrated(
         slot = f.address.endswith(":00:02.0")
         return slot, Evidence(f.path, "address", f.address, 0.9)
     if f.vendor in {0x1002, 0x1022}:
+        target = gpu_ids.gfx_name(kfd.get("gfx_target_version", 0))
+        if target in gpu_ids.INTEGRATED_TARGETS:
+            return True, Evidence(KFD_NODES, "gfx_target_version", str(target), 0.9)
         if kfd.get("cpu_cores_count"):
             return True, Evidence(KFD_NODES, "cpu_cores_count", str(kfd["cpu_cores_count"]), 0.9)
         for monitor in host.listdir(f"{f.path}/hwmon"):
@@ -101,8 +104,19 @@ def _pci_gpu(
         asleep=f.asleep,
         reason=reason,
         fix_hint=hint,
-        evidence=(Evidence(f"{f.path}/uevent", "PCI_ID", f.pci_id), why, *([] if integrated else _link(host, f))),
+        evidence=(
+            Evidence(f"{f.path}/uevent", "PCI_ID", f.pci_id),
+            why,
+            *_units(node),
+            *([] if integrated else _link(host, f)),
+        ),
     )
+
+
+def _units(kfd: dict[str, int]) -> list[Evidence]:
+    """The number of AMD's compute units. Source: the kernel's kfd_topology, which counts their SIMDs."""
+    simds, per_unit = kfd.get("simd_count", 0), kfd.get("simd_per_cu", 0)
+    return [Evidence(KFD_NODES, GPU_CORES, str(simds // per_unit))] if simds and per_unit else []
 
 
 def _link(host: Host, f: PciFunction) -> list[Evidence]:

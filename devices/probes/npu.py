@@ -5,6 +5,7 @@ import re
 import msgspec
 
 from devices import types
+from devices.distribution import iommu_switches, set_kernel_parameters
 from devices.host import Host, number, strings, text
 from devices.probes import fix_hints
 from devices.probes.pci import PciFunction
@@ -119,8 +120,9 @@ def _linux_npu(host: Host, f: PciFunction, npu: NpuId, ram: SystemMemory, kernel
 def _linux_state(
     host: Host, f: PciFunction, npu: NpuId, accel: str | None, firmware: str, kernel: str
 ) -> tuple[State, str, str]:
-    if npu.vendor == "AMD" and "amd_iommu=off" in text(host, "/proc/cmdline").split():
-        return "failed", types.IOMMU_OFF, fix_hints.NPU_IOMMU
+    off = iommu_switches(text(host, "/proc/cmdline").split())
+    if npu.vendor == "AMD" and off:
+        return "failed", types.IOMMU_OFF, fix_hints.npu_iommu(set_kernel_parameters(host, "iommu=pt", off))
     if f.driver is None:
         return (
             "driver_missing",

@@ -16,6 +16,22 @@ from devices.fault_rules import Decision, Facts, Rules, decide, load
 STATES = Path(__file__).parents[2] / "data" / "machines" / "known_states.json"
 BACKENDS = {"hip": "rocm"}
 MONTHS = {name: number for number, name in enumerate(calendar.month_abbr) if name}
+# What a file's name says of its architecture, where the thread names the model only.
+ARCHITECTURES = {
+    "qwen35moe": r"qwen ?3\.[56][- ](35b|122b|397b)|qwen3\.[56].*-a\d+b",
+    "qwen4exp": r"flash-next|qwen ?3\.8[- ]flash",
+    "qwen35": r"qwen ?3\.[5-8]",
+    "qwen3next": r"qwen3-next|80b-a3b",
+    "qwen3moe": r"qwen3.*a3b|qwen3-coder:30b",
+    "gemma4": r"gemma[- ]?4",
+    "gemma3n": r"gemma[- ]?3n",
+    "deepseek4": r"deepseek[- ]?v4",
+    "gpt-oss": r"gpt-oss",
+    "glm4moe": r"glm-4\.[5-7](?!.*flash)",
+    "mistral4": r"mistral small 4|mistral-small-4",
+    "minimax-m2": r"minimax[- ]m2",
+    "jamba": r"jamba",
+}
 VENDORS = {
     "AMD": r"gfx|radeon|\brx \d|vega|r9700",
     "NVIDIA": r"rtx|gtx|nvidia|tesla|quadro|[hab]100",
@@ -43,14 +59,14 @@ def states(path: Path = STATES) -> list[dict[str, Any]]:
 
 def facts_of(state: dict[str, Any], rules: Rules) -> Facts:
     """What the thread tells, as the program knows it."""
-    told = state["facts"]
+    told = _whole(state["facts"])
     system, gpu, engine = told.get("os", {}), told.get("gpu", {}), told.get("engine", {})
     model, settings = told.get("model", {}), told.get("settings", {})
     name = f"{gpu.get('gfx', '')} {gpu.get('name', '')} {gpu.get('pci', '')}"
     name += f" cc {gpu['cc']}" if gpu.get("cc") else ""
     count = re.match(r"(\d) ?x ", str(gpu.get("name", "")))
     depth = [settings.get(key) for key in ("depth", "prompt_tokens")]
-    drafts = settings.get("drafts", settings.get("draft"))
+    drafts = next((n for key in ("drafts", "draft", "mtp") if (n := _number(settings.get(key))) is not None), None)
     offload = settings.get("gpu_layers")
     host = settings.get("n_cpu_moe") or settings.get("cpu_moe")
     cache = [str(settings[k]) for k in ("kv_type", "type_k", "type_v", "kv_type_k", "kv_type_v") if k in settings]
@@ -65,7 +81,7 @@ def facts_of(state: dict[str, Any], rules: Rules) -> Facts:
         builds=_builds(engine, rules),
         patches=_patches(engine),
         versions=_versions(told),
-        architecture=str(model.get("arch", "")).split()[0] if model.get("arch") else "",
+        architecture=_architecture(model),
         tensor_types=_types(model),
         head_size=model.get("head_size"),
         file_gib=_number(model.get("file_gib", model.get("device_gib"))),
@@ -80,8 +96,24 @@ def facts_of(state: dict[str, Any], rules: Rules) -> Facts:
         checkpoints=settings.get("checkpoints"),
         projector=model.get("mmproj"),
         direct_io=settings.get("direct_io"),
-        environment=tuple(settings.get("env", {})),
+        environment=tuple({**settings.get("env", {}), **system.get("env", {})}),
     )
+
+
+def _whole(told: dict[str, Any]) -> dict[str, Any]:
+    """The facts with one GPU: of several, the first, and how many are like it."""
+    gpus = told.get("gpus") or told.get("gpu")
+    if not isinstance(gpus, list):
+        return told
+    alike = [gpu for gpu in gpus if gpu.get("name") == gpus[0].get("name")]
+    return {**told, "gpu": {"count": len(alike), **gpus[0]}}
+
+
+def _architecture(model: dict[str, Any]) -> str:
+    if model.get("arch"):
+        return str(model["arch"]).split()[0]
+    name = str(model.get("name", "")).lower()
+    return next((arch for arch, words in ARCHITECTURES.items() if re.search(words, name)), "")
 
 
 def _system(told: dict[str, Any]) -> str:
@@ -119,19 +151,20 @@ def _patches(engine: dict[str, Any]) -> tuple[str, ...]:
 
 def _versions(told: dict[str, Any]) -> dict[str, str]:
     system, gpu, engine = told.get("os", {}), told.get("gpu", {}), told.get("engine", {})
-    found = {"kernel": system.get("kernel"), "rocm": told.get("rocm"), "mesa": gpu.get("mesa")}
-    found["nvcc"] = next(iter(re.findall(r"nvcc ([\d.]+)", str(told.get("cuda", "")))), told.get("cuda"))
-    drivers = f"{gpu.get('driver', '')} {system.get('driver', '')}"
+    found = {name: _told(told, name) for name in ("kernel", "rocm", "mesa")}
+    cuda = str(_told(told, "cuda") or "")
+    found["nvcc"] = next(iter(re.findall(r"(?:nvcc V?|V)([\d.]+)", cuda)), cuda or None)
+    drivers = f"{gpu.get('driver', '')} {system.get('driver', '')} {told.get('driver', '')}"
     found["windows_driver"] = next(iter(re.findall(r"\b\d\d\.0\.\d{2,5}\.\d{4,5}\b", drivers)), None)
     found["adrenalin"] = next(iter(re.findall(r"(?<![\d.])2[4-9]\.\d{1,2}\.\d(?![\d.])", drivers)), None)
     found["amdgpu_dkms"] = next(iter(re.findall(r"dkms ([\d.]+)", drivers)), None)
     found["adreno_compiler"] = next(iter(re.findall(r"E0(\d\d\.\d+)", drivers)), None)
-    firmware = str(system.get("firmware", ""))
+    firmware = str(_told(told, "firmware") or "")
     found["mes"] = str(int(mes[1], 16)) if (mes := re.search(r"MES 0x([0-9a-fA-F]+)", firmware)) else None
     found["linux_firmware"] = next(iter(re.findall(r"20\d{6}", firmware)), None)
-    timeout = re.search(r"lockup_timeout=(\d+)", str(system.get("cmdline", "")))
+    timeout = re.search(r"lockup_timeout=(\d+)", str(_told(told, "cmdline")))
     found["lockup_timeout_ms"] = timeout[1] if timeout else system.get("lockup_timeout")
-    has_fix = "cwsr_enable=0" in str(system.get("cmdline", "")) or re.search(
+    has_fix = "cwsr_enable=0" in str(_told(told, "cmdline")) or re.search(
         r"-10(1[89]|[2-9]\d)-oem", str(system.get("kernel"))
     )
     found["cwsr_fix"] = "1" if has_fix else None
@@ -142,6 +175,12 @@ def _versions(told: dict[str, Any]) -> dict[str, str]:
     if "NVIDIA" in drivers or gpu.get("cc"):
         found["nvidia"] = next(iter(re.findall(r"\b\d{3}\.\d{2,3}", drivers)), None)
     return {key: str(value) for key, value in found.items() if value is not None}
+
+
+def _told(told: dict[str, Any], name: str) -> Any:
+    """A version, wherever the state has it."""
+    places = (told, told.get("os", {}), told.get("gpu", {}), told.get("engine", {}), told.get("settings", {}))
+    return next((place[name] for place in places if place.get(name)), None)
 
 
 def _types(model: dict[str, Any]) -> tuple[str, ...]:
@@ -155,6 +194,8 @@ def _types(model: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _number(value: Any) -> float | None:
+    if isinstance(value, bool):
+        return float(value)
     found = re.search(r"\d+(\.\d+)?", str(value)) if value is not None else None
     return float(found[0]) if found else None
 

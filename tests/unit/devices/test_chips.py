@@ -1,17 +1,19 @@
 """The table of chips: its form, and which row recorded devices, names and what backends say lead to."""
 
+import copy
 import json
 
 import pytest
 from msgspec.structs import replace
 
 from devices.backends.ggml_child import reported_units
-from devices.chips import LINK, TABLE, USUAL, chips, cpu_kind, gpu, gpu_of, read_chips, with_chips
+from devices.chips import GPU_CORES, LINK, TABLE, USUAL, chips, cpu_kind, gpu, gpu_of, read_chips, with_chips
 from devices.host import CommandResult
+from devices.probes import gpu_ids
 from devices.probes.ram import apple_bandwidth, gpu_cores
 from devices.recording import RecordedHost
 from devices.report import recorded_report
-from devices.types import Device, Memory, Runtime
+from devices.types import Device, Evidence, Memory, Runtime
 from tests.support.machines.machines import machines
 
 MACHINES = {name: recorded_report(RecordedHost(recording)) for name, recording in machines().items()}
@@ -112,6 +114,54 @@ def test_a_backends_name_of_the_device_counts_too():
 def test_intels_ids_tell_sizes_apart(pci, arch, chip):
     found = Device("0000:00:02.0", "igpu", "Intel", "Intel Graphics", "usable", Memory(), pci_id=pci, arch=arch)
     assert gpu_of(found, "").id == chip
+
+
+@pytest.mark.parametrize(("units", "chip"), [(80, "gfx1151-8060s"), (64, "gfx1151-8050s"), (32, "gfx1151-8040s")])
+def test_amds_count_of_units_tells_sizes_apart_where_no_name_does(units, chip):
+    recording = copy.deepcopy(machines()["sh-flow-z13-linux-gtt96"])
+    node = "/sys/class/kfd/kfd/topology/nodes/1/properties"
+    properties = recording["files"][node].replace("simd_count 80", f"simd_count {units}\nsimd_per_cu 2")
+    recording["files"][node] = properties
+    recording["files"]["/proc/cpuinfo"] = recording["files"]["/proc/cpuinfo"].replace("w/ Radeon 8060S", "")
+    machine = recorded_report(RecordedHost(recording))
+    assert next(d for d in machine.devices if d.kind == "igpu").chip == chip
+
+
+def test_an_amd_gpu_with_an_unknown_id_is_integrated_by_its_target():
+    recording = json.loads(json.dumps(machines()["sh-flow-z13-linux-gtt96"]).replace("1002:1586", "1002:15FF"))
+    files = recording["files"]
+    recording["files"] = {path: text for path, text in files.items() if "/hwmon/" not in path}
+    machine = recorded_report(RecordedHost(recording))
+    gpu_found = next(d for d in machine.devices if d.kind in {"igpu", "dgpu"})
+    assert (gpu_found.kind, gpu_found.arch, gpu_found.chip) == ("igpu", "gfx1151", "gfx1151-8060s")
+
+
+@pytest.mark.parametrize(
+    ("name", "cores", "chip"),
+    [
+        ("Apple M4", 8, "m4-8"),
+        ("Apple M4", 10, "m4"),
+        ("Apple M5 Pro", 16, "m5-pro-16"),
+        ("Apple M6 Pro", 20, "m5-pro"),  # a newer one is at least as fast
+        ("Apple M5 Ultra", 80, "m3-ultra"),
+        ("Apple M9", None, "m5-8"),
+    ],
+)
+def test_apples_chips_by_name_and_cores(name, cores, chip):
+    evidence = () if cores is None else (Evidence("ioreg", GPU_CORES, str(cores)),)
+    found = Device("gpu:apple", "igpu", "Apple", f"{name} GPU", "usable", Memory(), evidence=evidence)
+    assert gpu_of(found, name).id == chip
+
+
+@pytest.mark.parametrize(
+    ("pci", "integrated"),
+    [("8086:fd80", True), ("8086:4628", True), ("8086:b640", True), ("8086:e220", False), ("1002:164c", True)],
+)
+def test_ids_that_came_later(pci, integrated):
+    vendor, device = (int(part, 16) for part in pci.split(":"))
+    found = gpu_ids.gpu_id(vendor, device)
+    assert found is not None
+    assert found.integrated is integrated
 
 
 def test_only_arrow_lake_h_has_matrix_units():

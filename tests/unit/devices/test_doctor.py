@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -121,6 +122,31 @@ def test_a_healthy_one_is_left_alone(absent, changes):
         ("ID=fedora", [], "sudo grubby --update-kernel=ALL --args="),
         ("ID=bazzite\nID_LIKE=fedora", ["/run/ostree-booted"], "sudo rpm-ostree kargs --append-if-missing="),
         ("ID=nixos", [], "boot.kernelParams = ["),
+        ("ID=arch", ["/etc/kernel/cmdline"], "sudo mkinitcpio -P"),
+        ("ID=cachyos\nID_LIKE=arch", ["/etc/default/limine", "/etc/default/grub"], "sudo limine-update"),
+        ("ID=cachyos\nID_LIKE=arch", ["/etc/sdboot-manage.conf"], "sudo sdboot-manage gen"),
+        ("ID=cachyos\nID_LIKE=arch", ["/boot/refind_linux.conf"], "each line of /boot/refind_linux.conf"),
+        ("ID=arch", ["/efi/loader/loader.conf"], "/efi/loader/entries"),
+        ("ID=steamos\nID_LIKE=arch", ["/etc/default/grub"], "sudo update-grub"),
+        ('ID=pop\nID_LIKE="ubuntu debian"', ["/usr/bin/kernelstub"], "sudo kernelstub -a"),
+        ("ID=debian", ["/etc/kernel/cmdline", "/usr/sbin/proxmox-boot-tool"], "sudo proxmox-boot-tool refresh"),
+        (
+            'ID="opensuse-tumbleweed"\nID_LIKE="opensuse suse"',
+            ["/etc/kernel/cmdline", "/usr/bin/sdbootutil"],
+            "sudo sdbootutil update-all-entries",
+        ),
+        (
+            'ID="opensuse-tumbleweed"\nID_LIKE="opensuse suse"',
+            ["/etc/default/grub"],
+            "grub2-mkconfig -o /boot/grub2/grub.cfg",
+        ),
+        (
+            'ID="opensuse-microos"\nID_LIKE="suse opensuse"',
+            ["/etc/default/grub"],
+            "sudo transactional-update grub.cfg",
+        ),
+        ("ID=gentoo", ["/etc/default/grub"], "sudo grub-mkconfig -o /boot/grub/grub.cfg"),
+        ("ID=gentoo", [], "your boot loader's settings"),
     ],
 )
 def test_a_kernel_parameter_is_set_the_boot_loaders_way(system, access, wanted):
@@ -139,6 +165,40 @@ def test_older_kernels_need_both_parameters_for_the_gpus_memory():
     name = "sh-linux-amdvlk-vs-rocm"
     assert "amdgpu.gttsize=" in constructed(base=name, kernel="6.8.0")["gtt_at_default"].fix
     assert "amdgpu.gttsize=" not in constructed(base=name, kernel="7.1.3")["gtt_at_default"].fix
+
+
+def test_a_ceiling_that_was_set_before_is_replaced():
+    old = "ttm.pages_limit=4194304"
+    line = {"/proc/cmdline": f"quiet {old} amdgpu.gttsize=16384", "/etc/os-release": "ID=fedora"}
+    found = constructed(line, base="sh-linux-amdvlk-vs-rocm", kernel="7.1.3")["gtt_at_default"]
+    assert f'--remove-args="{old} amdgpu.gttsize=16384"' in found.fix
+    assert "ttm.pages_limit=28298444" in found.fix
+
+
+def test_the_npu_misses_the_iommu_however_it_was_switched_off():
+    changed = constructed({"/proc/cmdline": "quiet iommu=off", "/etc/os-release": "ID=fedora"})
+    assert changed["amd_iommu_off"].title == "The NPU is switched off by iommu=off"
+    assert '--remove-args="iommu=off"' in changed["amd_iommu_off"].fix
+
+
+def test_the_chips_own_number_as_an_override_is_no_harm():
+    name = "gfx_override_variable"
+    assert name not in constructed(env={"HSA_OVERRIDE_GFX_VERSION": "11.5.1"})
+    assert name in constructed(env={"HSA_OVERRIDE_GFX_VERSION": "11.5.1"}, base="sp-hx370-pci")
+    assert name not in constructed(env={"HSA_OVERRIDE_GFX_VERSION": "11.5.0"}, base="krk-linux")
+
+
+def test_a_processor_with_one_memory_channel_is_not_blamed_for_it():
+    facts = {"DATA_WIDTH": 64, "SIZE": 16 * GIB, "SPEED_MTS": 4800}
+    modules = "\n".join(f"E:MEMORY_DEVICE_0_{name}={value}" for name, value in facts.items())
+    memory = "MemTotal: 16000000 kB\nMemAvailable: 15000000 kB"
+    names = {"Intel(R) N150": False, "13th Gen Intel(R) Core(TM) i5-1335U": True}
+    for name, is_blamed in names.items():
+        files = {"/run/udev/data/+dmi:id": modules, "/proc/meminfo": memory}
+        recording = copy.deepcopy(RECORDINGS["mtl-zbook-power-g11"])
+        info = recording["files"]["/proc/cpuinfo"]
+        files["/proc/cpuinfo"] = re.sub("model name\t: .*", f"model name\t: {name}", info)
+        assert ("single_channel" in constructed(files, base="mtl-zbook-power-g11")) is is_blamed, name
 
 
 def test_free_pages_of_the_contiguous_allocator_are_no_memory_for_models():

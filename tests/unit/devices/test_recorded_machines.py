@@ -1,12 +1,15 @@
 """Every recorded machine, read by the same probes as a live one: kind, state, memory, hints."""
 
+import copy
 import json
+import re
 
 import pytest
 
 from devices.detect import inventory
 from devices.isa import ggml_cpu_variant
 from devices.recording import RecordedHost
+from devices.report import recorded_report
 from devices.types import Machine
 from tests.support.machines.machines import SOURCE, machines, reports
 
@@ -205,6 +208,20 @@ def test_wsl_shows_the_gpu_behind_dxg():
     machine = report("sh-wsl2")
     assert machine.environment == "wsl2"
     assert [r.backend for r in the(machine, "igpu").runtimes] == ["rocm"]
+
+
+def test_wsl_takes_a_gpu_that_only_its_backend_knows():
+    recording = copy.deepcopy(machines()["sh-wsl2"])
+    cpu = recording["files"]["/proc/cpuinfo"]
+    recording["files"]["/proc/cpuinfo"] = re.sub(
+        "model name\t: .*", "model name\t: Intel(R) Core(TM) i7-13700H", cpu
+    )
+    listed = {"name": "CUDA0", "description": "NVIDIA GeForce RTX 4060 Laptop GPU", "kind": "gpu"}
+    listed |= {"total_bytes": 8 << 30, "free_bytes": 7 << 30, "device_id": "0000:01:00.0"}
+    recording["backends"] = [{"backend": "cuda", "library": "x.so", "state": "usable", "devices": [listed]}]
+    (gpu,) = (d for d in recorded_report(RecordedHost(recording)).devices if d.kind in {"igpu", "dgpu"})
+    assert (gpu.id, gpu.kind, gpu.vendor, gpu.chip) == ("dxg", "dgpu", "NVIDIA", "rtx4060m")
+    assert gpu.state == "usable"
 
 
 def test_an_unknown_operating_system_still_has_a_cpu():
