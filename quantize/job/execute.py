@@ -78,6 +78,7 @@ from quantize.measurements import (
     Progress,
     RoundRequest,
 )
+from quantize.native.reference import LoadCheck
 from quantize.plan.llama_cpp_preset_rules import MIXES
 from quantize.plan.plan import PlanInput, given_plan, make_plan
 from quantize.tensor_rules import allows_quantization
@@ -217,6 +218,8 @@ class _Job:
             check_texts(request.plan, request.calibration, request.imatrix)
         with self.phases.phase("read"):
             self.exact = exact_types_of(self.request, source, self.on_progress, self.cancelled)
+            if not request.plan_only:
+                run_task("load", LoadCheck(path=source), self.on_progress, self.cancelled)
         if self.request.tier != "instant" and request.plan is None:  # others are planned at once
             head = header_bytes(model, spec)
             unmeasured = plan_input(

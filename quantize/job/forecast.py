@@ -21,7 +21,7 @@ from quantize.gptq.codebooks import LATTICES
 from quantize.job.gate import GateTask
 from quantize.job.request import Forecast, QuantizeReport, QuantizeRequest
 from quantize.measure.hessians import tokens_for_width
-from quantize.measure.probe_groups import probes
+from quantize.measure.probe_groups import SCORED_STEP, probes
 from quantize.plan.llama_cpp_preset_rules import TensorRole
 from quantize.plan.llama_cpp_presets import role_of
 from quantize.plan.priors import loss_range
@@ -53,7 +53,6 @@ _VERIFY_RUNS = 4.3  # the source once, and two quantized files, which are slower
 _SAMPLED_ROWS = 128
 _SMOOTHING_TOKENS = 4096 + 1536  # measuring the channels, and a third of the windows again after scaling
 _SWAPPED_FRACTION = 0.55  # average fraction of the model that is evaluated after a swap: from its layer to the end
-_COMPARED_FRACTION = 0.125  # of a swap's positions
 _TYPES = 7  # average number of types per row that GPTQ rounds to
 _MAX_RATES = 5
 # Phases that evaluate the model; their duration changes with layers on the GPU.
@@ -213,7 +212,7 @@ def _measuring(shape: JobShape, matrices: list[TensorSpec], evaluated: Callable[
         # ended.
         evaluated(tokens, 0.0)
         + tokens * squares / _GRAM_FLOPS
-        + probed * evaluated(shape.probe_tokens, _COMPARED_FRACTION, _SWAPPED_FRACTION)
+        + probed * evaluated(shape.probe_tokens, 1 / SCORED_STEP, _SWAPPED_FRACTION)
         + sum(sampled) * _PLAIN_S * (1 + 3 * by_gptq)
         + shape.smallest * sum(sampled) * (_SMALLEST_PLAIN_S * (1 + 2 * by_gptq) + _SMALLEST_GPTQ_S * by_gptq)
         + by_gptq * _TYPES * sum(_grid_seconds(s, t.row_values) for s, t in zip(sampled, matrices, strict=True))

@@ -143,13 +143,21 @@ class QuantSource(msgspec.Struct, frozen=True):
         """The importance matrix of the source itself, computed from that of this file."""
         if imatrix is None or not self.even.changed:
             return imatrix
-        entries, columns = {}, self.even.channel_scales().columns
-        for name, entry in read_imatrix(imatrix).items():
-            exponents = np.frombuffer(columns.get(name, bytes(1)), np.int8).astype(np.float32)
-            entries[name] = Importance(entry.sums * np.exp2(2 * exponents), entry.counts)
         out = output.partial("imatrix")
-        write_imatrix(out, entries, imatrix.name, WINDOW)
+        unscaled_imatrix(imatrix, self.even.channel_scales().columns, out)
         return out
+
+
+def unscaled_imatrix(imatrix: Path, columns: Mapping[str, bytes], out: Path) -> None:
+    """Write the importance matrix of a source to `out`, computed from that of its smoothed copy.
+
+    `columns` are the exponents of the copy's columns.
+    """
+    entries = {}
+    for name, entry in read_imatrix(imatrix).items():
+        exponents = np.frombuffer(columns.get(name, bytes(1)), np.int8).astype(np.float32)
+        entries[name] = Importance(entry.sums * np.exp2(2 * exponents), entry.counts)
+    write_imatrix(out, entries, imatrix.name, WINDOW)
 
 
 def smoothed(

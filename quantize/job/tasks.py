@@ -17,10 +17,12 @@ from quantize.measure.sensitivity import AlphaRequest, measure_swaps
 from quantize.measure.smoothing import SmoothRequest, smooth
 from quantize.measure.verify import verify_files
 from quantize.measurements import MeasureRequest, Step, VerifyRequest
+from quantize.native.reference import LoadCheck, check_loads
 
 TaskKind = tuple[type[msgspec.Struct], Callable[[Any, Step], Any]]
 
 _MEASURING: dict[str, TaskKind] = {
+    "load": (LoadCheck, check_loads),
     "exact": (ExactRequest, find_exact_types),
     "smooth": (SmoothRequest, smooth),
     "survey": (MeasureRequest, survey),

@@ -21,6 +21,10 @@ _LAYER = re.compile(r"^blk\.(\d+)\.")
 _ROLES = 4  # groups of a typical layer: q, k and v; attention's output; gate and up; down
 _FIRST_ALONE, _LAST_ALONE, _BANDS = 2, 1, 6
 _STANDS_OUT = 2.5  # outlier factor relative to a band's median error, up or down
+# Every second position is compared after a swap, because neighbours say little more. With every eighth, the head's
+# product takes less time, but the plan of the bundled toy at Q3_K_M's bytes loses 1.046 times (1.031 to 1.063) as
+# much.
+SCORED_STEP = 2
 
 
 class ProbeGroup(msgspec.Struct, frozen=True, kw_only=True):

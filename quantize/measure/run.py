@@ -13,7 +13,7 @@ from quantize.child import HERE, Executor, run_task
 from quantize.files.measurement_folder import SharedInputGroup, WorkFolder, file_sha256, read_json, write_json
 from quantize.measure.collect_hessians import MomentsRequest, write_importance
 from quantize.measure.hessians import partition
-from quantize.measure.probe_groups import alphas, probe_units, representatives
+from quantize.measure.probe_groups import SCORED_STEP, alphas, probe_units, representatives
 from quantize.measure.rounding_error import ErrorsRequest, filled, has_errors, load_errors, measured_types
 from quantize.measure.sensitivity import AlphaRequest, Swapped, swap_errors
 from quantize.measurements import (
@@ -113,8 +113,8 @@ def never_measured(request: MeasureRequest) -> bool:
 
 
 def evidence_key(request: MeasureRequest) -> str:
-    """Cache key of a model's measurements: it depends on the types, the tier and the probe tokens."""
-    facts = (request.tier, request.probe_tokens, sorted(request.qtypes))
+    """Cache key of a model's measurements: it depends on the types, the tier and the compared positions."""
+    facts = (request.tier, request.probe_tokens, SCORED_STEP, sorted(request.qtypes))
     return sha256(msgspec.json.encode(facts)).hexdigest()[:16]
 
 

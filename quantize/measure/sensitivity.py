@@ -10,7 +10,7 @@ import numpy.typing as npt
 from quantize.files.measurement_folder import SharedInputGroup, WorkFolder, read_json
 from quantize.ggml_types import ANCHORS
 from quantize.measure.kl_divergence import kld_from, log_softmax
-from quantize.measure.probe_groups import ProbeGroup, probe_units
+from quantize.measure.probe_groups import SCORED_STEP, ProbeGroup, probe_units
 from quantize.measure.rounding_error import load_errors, measured_types
 from quantize.measurements import MeasureRequest, Step
 from quantize.native.blocks import dequantize_rows, quantize_rows
@@ -27,9 +27,6 @@ _LOGITS_BYTES = 256 << 20  # memory for the reference's predictions
 # text: positions within one window are similar. Measured: log-archive.md, "Quantization in minutes" ("Bands").
 PROBE_WINDOW = 256
 _STREAMS = 16  # stored positions in the model at most; a swap is evaluated from the last one before it
-# Every second position is compared, because neighbours say little more. With every eighth, the head's product takes
-# less time, but the plan of the bundled toy at Q3_K_M's bytes loses 1.046 times (1.031 to 1.063) as much.
-_SCORED_STEP = 2
 
 
 class AlphaRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +44,7 @@ class Swapped(msgspec.Struct, frozen=True, kw_only=True):
 
 def swaps_file(folder: WorkFolder, tier: str, probe_tokens: int) -> Path:
     """Path of the cached swap results of a tier."""
-    return folder.path / f"swaps-{tier}-{probe_tokens}.json"
+    return folder.path / f"swaps-{tier}-{probe_tokens}-{SCORED_STEP}.json"
 
 
 def measure_swaps(request: AlphaRequest, send: Step) -> Swapped:
@@ -147,7 +144,7 @@ class _Probe:
 
 def _scored_positions(num_vocab: int, windows: int) -> npt.NDArray[np.bool_]:
     """Every second position, or fewer if the logits of a large vocabulary would not fit in memory."""
-    step = max(_SCORED_STEP, -(-PROBE_WINDOW * windows * num_vocab * 4 // _LOGITS_BYTES))
+    step = max(SCORED_STEP, -(-PROBE_WINDOW * windows * num_vocab * 4 // _LOGITS_BYTES))
     keep = np.zeros(PROBE_WINDOW, np.bool_)
     keep[step - 1 :: step] = True
     return keep

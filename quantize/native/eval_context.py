@@ -10,7 +10,7 @@ from devices.errors import EnvironmentFault
 from quantize.ggml_types import GgmlType
 from quantize.native.graph import tensor_at
 from quantize.native.graph_hooks import NodeHook
-from quantize.native.libraries import llama
+from quantize.native.libraries import last_errors, llama
 
 Tokens = npt.NDArray[np.int32]
 _FLASH_ATTENTION_ON = 1  # Source: llama.h, enum llama_flash_attn_type
@@ -18,14 +18,19 @@ Logits = npt.NDArray[np.float32]
 
 
 class LoadFailed(EnvironmentFault):
-    """llama.cpp could not load or evaluate the file, or create a context; holds `path` and the failed step."""
+    """llama.cpp could not load or evaluate the file, or create a context.
+
+    Holds `path`, the failed step and the `reason` that llama.cpp gave, if it gave one.
+    """
 
     code = "model_failed"
 
     def __init__(self, path: str, step: str) -> None:
-        super().__init__(f"llama.cpp could not {step}: {path}")
+        reason = next((message for message in last_errors() if "error" in message), "")
+        super().__init__(f"llama.cpp could not {step}: {path}{f' ({reason})' if reason else ''}")
         self.path = path
         self.step = step
+        self.reason = reason
 
 
 class EvalContext:

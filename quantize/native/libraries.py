@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+from collections import deque
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,13 +76,21 @@ def llama() -> ModuleType:
     return bindings
 
 
+def last_errors() -> tuple[str, ...]:
+    """llama.cpp's last error messages, oldest first."""
+    return tuple(_ERRORS)
+
+
 def _print_errors(level: int, text: bytes, user_data: object) -> None:
-    """Print errors only; the other messages are useful only to llama.cpp developers."""
+    """Print and keep errors only; the other messages are useful only to llama.cpp developers."""
     del user_data
     if level == _LOG_ERROR:
-        sys.stderr.write(text.decode(errors="replace"))
+        message = text.decode(errors="replace")
+        sys.stderr.write(message)
+        _ERRORS.append(message.strip())
 
 
+_ERRORS: deque[str] = deque(maxlen=8)
 _LOG_ERROR = 4  # Source: ggml.h, enum ggml_log_level
 # a reference, so that it is not garbage-collected
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_print_errors)

@@ -10,11 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from quantize.files.byte_source import FileSource
 from quantize.files.gguf_split import read_gguf_model
+from quantize.measurements import Step
 from quantize.native.eval_context import EvalContext, LoadFailed, Logits, Tokens
 from quantize.native.graph import GgmlTensor, op_id, read_bytes, tensor_at, write_bytes
 from quantize.native.graph_hooks import NodeHook
@@ -28,6 +30,30 @@ T = TypeVar("T")
 # Measured: log-archive.md, "GPTQ rounding" ("Lanes").
 _CONTEXTS_BYTES = 2 << 30
 _LOGIT_BYTES = 8  # per token and vocabulary entry: one float in ggml's buffer and one in the copy
+
+
+class LoadCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """Check that llama.cpp accepts the model in `path`."""
+
+    path: Path
+
+
+def check_loads(request: LoadCheck, send: Step) -> int:
+    """Load a model as llama.cpp does, but without its weights: names, shapes and types must be complete.
+
+    Raises: LoadFailed.
+    """
+    lib = llama()
+    params = lib.llama_model_default_params()
+    params.load_mode = lib.LLAMA_LOAD_MODE_NONE
+    params.no_alloc = True
+    params.n_gpu_layers = 0
+    model = lib.llama_model_load_from_file(str(request.path).encode(), params)
+    if not model:
+        raise LoadFailed(str(request.path), "load the model")
+    lib.llama_model_free(model)
+    send(1, 1, "")
+    return 1
 
 
 class ReferenceModel:

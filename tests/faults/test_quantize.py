@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -29,8 +30,9 @@ from quantize.job.execute import quantize
 from quantize.job.request import QuantizeRequest
 from quantize.measure.verify import NotFinite, verify
 from quantize.measurements import VerifyRequest, encode
+from quantize.native.eval_context import LoadFailed
 from quantize.types import CALIBRATION, HELD_OUT, SizeTarget, TypeOverride
-from tests.support.models.small_folder import small_file
+from tests.support.models.small_folder import changed_copy, small_file
 from tests.support.reports import read_report
 from tests.support.servers import runs, wait_for
 
@@ -232,6 +234,20 @@ def test_the_source_is_not_overwritten_by_its_own_result(tmp_path, source):
     with pytest.raises(InvalidOption, match="SOURCE"):
         run(tmp_path, source=source, out=source, overwrite=True)
     assert digest(source) == before
+
+
+@pytest.mark.parametrize("tier", ["instant", "balanced"])
+def test_a_source_without_one_of_its_weights_is_refused_before_anything_is_written(tmp_path, tier):
+    """No step of tier instant without a comparison evaluates the model."""
+    whole = small_file(tmp_path / "whole.gguf", 2)
+    lost = "blk.1.ffn_up.weight"
+    source = changed_copy(whole, tmp_path / "source.gguf", lambda _name, values: values, without=(lost,))
+    seen = []
+    asked = request(tmp_path, source=source, tier=tier, verify=False)
+    with pytest.raises(LoadFailed, match=re.escape(lost)):
+        quantize(asked, seen.append, lambda: False)
+    assert {p.phase for p in seen}.isdisjoint({"first", "write"})
+    assert left(tmp_path) == {"whole", "whole.gguf"}
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root writes everywhere")

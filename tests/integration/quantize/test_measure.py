@@ -24,6 +24,7 @@ from quantize.files.imatrix import read_imatrix
 from quantize.files.measurement_folder import WorkFolder
 from quantize.measure.collect_hessians import MomentsRequest
 from quantize.measure.run import measure
+from quantize.measure.sensitivity import swaps_file
 from quantize.measurements import MeasureRequest
 from quantize.native.calibration import TextTooShort
 from tests.support.models.measured_model import CALIBRATION, ROOT, ignore, never
@@ -109,7 +110,7 @@ def test_a_second_measurement_is_read_from_the_cache(request_for, measured):
 def test_what_a_kill_left_behind_is_used_and_gives_the_same_evidence(request_for, measured):
     for path in measured.folder.glob("evidence-*"):
         path.unlink()
-    path = measured.folder / f"swaps-balanced-{request_for.probe_tokens}.json"
+    path = swaps_file(WorkFolder.open(request_for), "balanced", request_for.probe_tokens)
     some = dict(list(msgspec.json.decode(path.read_bytes()).items())[:20])
     path.write_bytes(msgspec.json.encode(some))
     (measured.folder / "errors" / "blk.1.ffn_down.weight.json").write_bytes(b'{"half a')

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
@@ -53,10 +53,12 @@ def small_file(path: Path, layers: int, ffn: int = FFN) -> Path:
     return path
 
 
-def changed_copy(source: Path, path: Path, change: Callable[[str, np.ndarray], np.ndarray]) -> Path:
-    """A model file with other values: `change` takes a tensor's name and values."""
+def changed_copy(
+    source: Path, path: Path, change: Callable[[str, np.ndarray], np.ndarray], without: Collection[str] = ()
+) -> Path:
+    """A model file with other values and without some tensors: `change` takes a tensor's name and values."""
     weights = SourceWeights(source)
-    infos = [weights.info(name) for name in weights.names]
+    infos = [weights.info(name) for name in weights.names if name not in without]
     slots = [TensorSlot(i.name, i.shape, i.ggml_type) for i in infos]
     writer = GgufWriter(path, copied_metadata(read_gguf(source)), slots)
     for info in infos:

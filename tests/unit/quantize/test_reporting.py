@@ -138,6 +138,13 @@ def test_more_work_is_forecast_to_take_longer_and_phases_add_up(plan):
     assert wide.seconds == pytest.approx(found[2].seconds / 4)
 
 
+def test_measuring_is_forecast_by_the_positions_that_swaps_compare(plan, monkeypatch):
+    shape = shape_of(plan[0], effort_of("balanced"))
+    every_second = seconds_by_phase(shape, {})["measure"]
+    monkeypatch.setattr(forecasting, "SCORED_STEP", 8)
+    assert seconds_by_phase(shape, {})["measure"] < every_second
+
+
 def test_a_forecast_learns_from_the_jobs_of_this_machine(plan, tmp_path):
     model, chosen = plan
     shape = shape_of(model, effort_of("balanced"), verified=False)

@@ -2,8 +2,10 @@
 
 import pytest
 
-from quantize.files.measurement_folder import model_sha256
+from quantize.files.measurement_folder import WorkFolder, model_sha256
 from quantize.job.source import cached_measurement, remember
+from quantize.measure import run, sensitivity
+from quantize.measure.sensitivity import swaps_file
 from quantize.measurements import LossMeasurements, Measured, MeasureRequest
 
 
@@ -34,3 +36,14 @@ def test_a_preview_with_other_types_or_of_another_tier_does_not_take_what_was_me
     assert told_bytes == 7
     assert cached_measurement(request_of(qtypes=("Q4_K", "IQ2_S")), even=True) == (None, 0)
     assert cached_measurement(request_of(qtypes=("Q4_K",), tier="max"), even=True) == (None, 0)
+
+
+def test_measurements_that_compared_other_positions_are_made_again(request_of, monkeypatch):
+    request = request_of()
+    folder = WorkFolder.open(request)
+    before = run.evidence_key(request), swaps_file(folder, "balanced", request.probe_tokens)
+    for module in (run, sensitivity):
+        monkeypatch.setattr(module, "SCORED_STEP", 8)
+    after = run.evidence_key(request), swaps_file(folder, "balanced", request.probe_tokens)
+    assert before[0] != after[0]
+    assert before[1] != after[1]
