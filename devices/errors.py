@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 
 class TesseraError(Exception):
-    """Base of every error that is raised on purpose. `code` is stable and scriptable.
+    """An expected error; the base class of all of them. `code` is stable, so programs can rely on it.
 
     Its argument is a sentence, or a fact that `str` turns into one.
     """
@@ -26,7 +26,7 @@ class EnvironmentFault(TesseraError):
 
 
 class InputFault(TesseraError):
-    """The request or a file is the reason; a retry cannot help. `param` names the field."""
+    """The request or a file is wrong, so a retry cannot help. `param` names the field."""
 
     code = "invalid_request"
     param: str | None = None
@@ -38,7 +38,7 @@ class InputFault(TesseraError):
 
 
 class Cancelled(TesseraError):
-    """The caller requested the cancellation."""
+    """The caller cancelled the request."""
 
     code = "cancelled"
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    help="Measure MODEL (an id or a GGUF file) here, or random weights of a SHAPE that is not downloaded."
+    help="Measure the speed of MODEL (an id or a GGUF file), or of random weights in a SHAPE without a download."
 )
 @click.argument("model", required=False)
 @click.option("--shape", help="Measure random weights of this shape instead, such as qwen3-8b; 'list' shows all.")
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 @click.option(
     "--lengths", type=Numbers(), default="128,512,2048", show_default=True, help="Prompt lengths in tokens."
 )
-@click.option("--parallel", type=Numbers(), default="1,4", show_default=True, help="Sequences at once.")
+@click.option(
+    "--parallel", type=Numbers(), default="1,4", show_default=True, help="Numbers of concurrent sequences."
+)
 @click.option(
     "--tokens",
     type=click.IntRange(1, 4096),
@@ -39,14 +41,18 @@ if TYPE_CHECKING:
     help="Tokens generated after each prompt.",
 )
 @click.option("--repeats", type=click.IntRange(1, 50), default=3, show_default=True)
-@click.option("--threads", type=click.IntRange(1, 1024), help="Default: what dispatch or autotune chose.")
-@click.option("--types", "prices", is_flag=True, help="Measure the cost of each quantization type here instead.")
+@click.option("--threads", type=click.IntRange(1, 1024), help="Default: the number that Tessera or autotune chose.")
+@click.option(
+    "--types", "prices", is_flag=True, help="Measure the cost of each quantization type on this computer instead."
+)
 @click.option("--places", is_flag=True, help="Measure MODEL on each device that can run it, to use the fastest.")
 @click.option("--history", is_flag=True, help="Show earlier measurements of MODEL, or all.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print llama-bench's columns as CSV.")
 @click.option(
-    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw the result into this SVG file."
+    "--picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw the result as a chart in this SVG file.",
 )
 def command(
     model: str | None,

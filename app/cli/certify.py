@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     "suite_name",
     type=click.Choice(["own", "bfcl"]),
     default="own",
-    help="bfcl: a fixed sample of Berkeley's function-calling set, judged by its own answers.",
+    help="bfcl: a fixed sample of Berkeley's function-calling set, checked with that set's answers.",
 )
 @click.option("--cases", type=click.IntRange(1, 200), help="Cases of each of bfcl's four kinds.  [default: 25]")
 @click.option(
     "--data", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The wheel with bfcl's cases."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the certificates as JSON.")
-@click.option("--quiet", "-q", is_flag=True, help="Only the totals.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only the totals.")
 def command(
     models: tuple[str, ...], suite_name: str, cases: int | None, data: Path | None, as_json: bool, quiet: bool
 ) -> None:

@@ -38,7 +38,7 @@ AGENTS: Final = (
 )
 
 
-@click.group(help="Serve models from several machines with Ray Serve, an extra.")
+@click.group(help="Serve models from several machines with Ray Serve (needs the extra cluster).")
 def command() -> None:
     """Ray itself is imported by nothing else."""
     _need_ray()
@@ -52,7 +52,13 @@ def _need_ray() -> None:
 @command.command("up")
 @click.option("--host", default="127.0.0.1", show_default=True, help="This computer's address for the others.")
 @click.option("--port", default=RAY_PORT, show_default=True, type=click.IntRange(1, 65535), help="Ray's port.")
-@click.option("--door", default=DOOR_PORT, show_default=True, type=click.IntRange(1, 65535), help="On loopback.")
+@click.option(
+    "--door",
+    default=DOOR_PORT,
+    show_default=True,
+    type=click.IntRange(1, 65535),
+    help="Port of the gateway, on loopback.",
+)
 @click.option("--memory", type=Size(), help="For models on this computer; default: the memory that is free now.")
 def up(host: str, port: int, door: int, memory: int | None) -> None:
     """Start a cluster with this computer as its head, until Ctrl+C or `tessera cluster down`."""
@@ -119,7 +125,7 @@ def join(address: str, memory: int | None) -> None:
     help="Send a conversation to the node that caches its beginning.",
 )
 def deploy(model: str, most: int, least: int, parallel: int, ctx: int | None, *, affinity: bool) -> None:
-    """Deploy a model, or replace its deployment replica by replica; more replicas come when queues are long."""
+    """Deploy a model, or replace its deployment replica by replica. Long queues start more replicas."""
     cluster = require_cluster()
     with connected() as client:
         entry = client.model(model)

@@ -30,7 +30,7 @@ def command() -> None:
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option("--no-follow", is_flag=True, help="Read the files once, without watching for changes.")
 @click.option("--ocr", is_flag=True, help="Also read scanned pages and images with OCR (needs the extra ocr).")
-@click.option("--open", "is_open", is_flag=True, help="Let everyone who may chat with this server ask it.")
+@click.option("--open", "is_open", is_flag=True, help="Let every client that may chat with this server use it.")
 @click.option("--embedding-model", default="", help="Model for search by meaning; none turns it off.")
 @click.option("--reranker", default="", help="Model that reranks the results; none turns reranking off.")
 @click.option("--allow-remote", is_flag=True, help="Allow sending the text to the server of a named model.")
@@ -47,7 +47,7 @@ def add(
     allow_remote: bool,
     no_wait: bool,
 ) -> None:
-    """Make the collection NAME of files and folders, or add them to it."""
+    """Create the collection NAME from files and folders, or add them to it."""
     from engine.api.collections import CollectionChange, CollectionRequest
 
     sources = tuple(str(path.absolute()) for path in paths)

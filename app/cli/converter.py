@@ -19,14 +19,14 @@ NEEDED = "converter_needed"
 
 @click.group("converter")
 def converter_command() -> None:
-    """llama.cpp's own converter, for families that Tessera's does not know: downloaded on request, confined."""
+    """Manage llama.cpp's converter, for model families that Tessera's does not support."""
 
 
 @converter_command.command("show")
 @click.option("--architectures", is_flag=True, help="List the architectures it knows.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show_command(architectures: bool, as_json: bool) -> None:
-    """Show whether it is installed, its disk space, and the size of its download."""
+    """Show whether the converter is installed, its disk space, and the size of its download."""
     import msgspec
 
     from app.cli.job_line import this_computers_server
@@ -48,7 +48,7 @@ def show_command(architectures: bool, as_json: bool) -> None:
 @converter_command.command("install")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 def install_command(yes: bool) -> None:
-    """Download it. Ctrl-C stops; the next run continues."""
+    """Download the converter. Ctrl-C stops; the same command continues."""
     from app.cli.job_line import this_computers_server
 
     with this_computers_server() as client:
@@ -58,7 +58,7 @@ def install_command(yes: bool) -> None:
 @converter_command.command("remove")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 def remove_command(yes: bool) -> None:
-    """Remove it with its packages; converted models stay."""
+    """Remove the converter and its packages; converted models stay."""
     from app.cli.job_line import this_computers_server
 
     with this_computers_server() as client:

@@ -34,10 +34,10 @@ def command() -> None:
 @click.argument("program", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def add_program(name: str, program: Path, arguments: tuple[str, ...]) -> None:
-    """Add PROGRAM, any build of llama-server, under NAME: a fork for a chip, or one that knows a new model.
+    """Add PROGRAM as NAME: any build of llama-server, such as a fork for a chip or a newer version.
 
-    ARGUMENTS are added to its command line. Tessera starts it on loopback for a model that `tessera engine use NAME
-    --model MODEL` gives it, reserves its memory, starts it again after a crash and ends it when it is idle.
+    ARGUMENTS are added to its command line. `tessera engine use NAME --model MODEL` chooses it for a model. Then
+    Tessera starts it on loopback, reserves its memory, restarts it after a crash and stops it when it is idle.
     """
     with _refusals(str(program)):
         version, devices = _services().add_program(name, program, arguments)
@@ -84,11 +84,11 @@ def list_versions(*, as_json: bool) -> None:
 @click.option("--use", "use_now", is_flag=True, help="Use it for all models once it has passed.")
 @click.option("--force", is_flag=True, help="Install it although a GPU of this computer is known to fail with it.")
 def install_version(version: str, models: tuple[str, ...], *, use_now: bool, force: bool) -> None:
-    """Install VERSION: a number, which is built here from the package index, or the file of a wheel.
+    """Install VERSION: a number, which is built from the package index, or a wheel file.
 
-    Child processes compare its structs with those that Tessera uses, and then its results with those of the
-    included version, on the bundled model and on --model. If a check fails, it is removed again. A version with
-    which a GPU of this computer is known to fail (tessera engine faults) is not installed without --force.
+    Child processes compare its structs with those that Tessera uses, and its results with those of the included
+    version, on the included model and on --model. If a check fails, it is removed again. If it is known to fail
+    with a GPU of this computer (tessera engine faults), it is installed only with --force.
     """
     with _refusals(version), tempfile.TemporaryDirectory(prefix="tessera-wheel-") as work:
         if not force and (fault := _services().engine_fault(version)):
@@ -100,7 +100,7 @@ def install_version(version: str, models: tuple[str, ...], *, use_now: bool, for
         if use_now:
             _store().use(installed)
     echo(
-        f"{installed} is in use from the next load of a model on."
+        f"{installed} is used from the next load of a model."
         if use_now
         else f"{installed} is installed. `tessera engine use {installed}` uses it."
     )
@@ -116,10 +116,10 @@ def install_version(version: str, models: tuple[str, ...], *, use_now: bool, for
 def fault_rules(*, all_rules: bool, update: Path | None, forget: str | None, as_json: bool) -> None:
     """List known faults of engines, chips and drivers, those of this computer's GPUs first.
 
-    Tessera avoids them or uses other settings; the card of a model and `tessera doctor` say so. Faults found here,
-    by the check of a device or the comparison of answers, follow; --json has their numbers for a report,
-    but no texts. --forget deletes such a rule. --update reads newer rules from a file: its minisign signature
-    (FILE.minisig) must match a key in kernels.keys.
+    Tessera avoids them or uses other settings, as the System page and `tessera doctor` show. The list ends with
+    the faults that checks on this computer found: --json has their numbers for a report, but no texts, and
+    --forget deletes one. --update reads newer rules from a file. Its minisign signature (FILE.minisig) must match
+    a key in kernels.keys.
     """
     import msgspec
 
@@ -127,13 +127,13 @@ def fault_rules(*, all_rules: bool, update: Path | None, forget: str | None, as_
 
     if update is not None:
         updated = _updated(update)
-        echo(f"{len(updated.rules)} rules of {updated.issued} are used from the next load of a model on.")
+        echo(f"{len(updated.rules)} rules of {updated.issued} are used from the next load of a model.")
         return
     services = _services()
     if forget is not None:
         if not services.forget_fault(forget):
             raise click.ClickException(f"No rule {shown_text(forget)} was found on this computer.")
-        echo(f"{forget} was deleted. It is used again from the next load of a model on.")
+        echo(f"{forget} was deleted. The device is used again from the next load of a model.")
         return
     (rules, here), own = services.fault_rules(), services.found_faults()
     answers = services.wrong_answers()
@@ -190,23 +190,23 @@ def _updated(path: Path) -> "Rules":
 @click.argument("version")
 @click.option("--model", help="For this installed model only.")
 def use_version(version: str, model: str | None) -> None:
-    """Use an installed VERSION, an added program, or `shipped`, from the next load of a model on.
+    """Use an installed VERSION, an added program, or `shipped`, from the next load of a model.
 
-    A version is checked again before. A program is used for one model.
+    A version is checked again first. A program needs --model.
     """
     services = _services()
     is_program = version in services.programs.all()
     if is_program and model is None:
-        raise click.UsageError(f"{version} is a program: say for which model, with --model.")
+        raise click.UsageError(f"{version} is a program: choose its model with --model.")
     if model is not None and (is_program or (version == SHIPPED and _in_program(services, model))):
         with connected(here=True) as client:
             done = client.set_engine(model, version if is_program else None)
         where = "is unloaded and is" if done.unloaded else "is"
-        echo(f"{shown_text(done.id)} {where} served by {version} from its next load on.")
+        echo(f"{shown_text(done.id)} {where} served by {version} from its next load.")
         return
     with _refusals(version):
         _services().use_engine(_store(), version, model, _print_compared)
-    echo(f"{shown_text(model) if model else 'Every model'} uses {version} from its next load on.")
+    echo(f"{shown_text(model) if model else 'Every model'} uses {version} from its next load.")
 
 
 @command.command("verify")
@@ -225,7 +225,7 @@ def verify_version() -> None:
 def rollback() -> None:
     """Return to the version used before."""
     before = _store().rollback()
-    echo(f"In use from the next load of a model on: {before or SHIPPED}.")
+    echo(f"From the next load of a model, {before or SHIPPED} is used.")
 
 
 @command.command("remove")

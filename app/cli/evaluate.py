@@ -24,7 +24,7 @@ _CONSENT = (
     "--against", metavar="OTHER", help="Solve them with OTHER too and show the difference, with its interval."
 )
 @click.option(
-    "--cases", type=click.IntRange(1, 164), default=164, help="How many, spread over the set; 164 are all."
+    "--cases", type=click.IntRange(1, 164), default=164, help="Number of problems, spread over the set of 164."
 )
 @click.option(
     "--data", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The wheel with the problems."
@@ -32,7 +32,7 @@ _CONSENT = (
 @click.option("--yes", "-y", is_flag=True, help="Run what the model writes without asking.")
 @click.option("--without-sandbox", is_flag=True, help="Run it even without a sandbox. It can then read your files.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--quiet", "-q", is_flag=True, help="Only the totals.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only the totals.")
 def command(
     model: str,
     against: str | None,

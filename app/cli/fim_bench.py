@@ -13,7 +13,9 @@ from app.cli.echo import echo
     help="Measure MODEL's latency from keystroke to suggestion (default: a model for fill-in-the-middle).",
 )
 @click.argument("model", required=False)
-@click.option("--file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Text to type.")
+@click.option(
+    "--file", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="File whose text is typed."
+)
 @click.option("--keystrokes", type=click.IntRange(10, 10_000), default=120, show_default=True)
 @click.option(
     "--window",

@@ -38,10 +38,10 @@ def list_packs(*, as_json: bool) -> None:
 @click.argument("source")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def install_pack(source: str, *, as_json: bool) -> None:
-    """Install a pack: SOURCE is a file, a folder, or a name: of one that came along, or at `kernels.address`.
+    """Install a kernel pack. SOURCE: a file, a folder, or the name of an included pack or one at `kernels.address`.
 
-    Its files are compared with their SHA-256, its ggml with the installed one, and its library is loaded in a
-    process of its own, before it is used. What was in use stays, to go back to.
+    Before the pack is used, its checksums and its version of ggml are checked, and its library is loaded in a
+    separate process. The earlier build stays installed for a rollback.
     """
     from devices.fault_rules import load, of_compiler
     from devices.kernel_packs.bundled import pack_named
@@ -53,7 +53,7 @@ def install_pack(source: str, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(_described(pack, trial), indent=2))
         return
-    echo(f"{pack.manifest.name} {pack.manifest.version} is in use from the next load of a model on.")
+    echo(f"{pack.manifest.name} {pack.manifest.version} is used from the next load of a model.")
     for rule in of_compiler(load(), pack.manifest.backend, pack.manifest.built):
         echo(f"  Its compiler has a known fault: {rule.title}. Get {rule.then.engine}.")
     _print_devices(trial)
@@ -82,7 +82,7 @@ def rollback(name: str) -> None:
     with _refusals(name):
         pack = _store().rollback(name)
     now = f"{pack.manifest.version} ({pack.folder.name})" if pack else "none: the shipped libraries are used"
-    echo(f"{name} now: {now}. It counts from the next load of a model on.")
+    echo(f"{name} now: {now}. This applies from the next load of a model.")
 
 
 @command.command("remove")

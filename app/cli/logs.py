@@ -15,7 +15,7 @@ _LOOK_S = 0.5
 @click.option("--lines", "-n", type=click.IntRange(1, 1_000_000), default=100, help="Number of lines.")
 @click.option("--follow", "-f", is_flag=True, help="Follow new lines until Ctrl-C.")
 def command(lines: int, follow: bool) -> None:
-    """Show the log of the server that runs, or ran last: requests, loads and errors, never prompts or answers."""
+    """Show the log of the running or latest server: requests, loads and errors, never prompts or answers."""
     from app.server_process import server_log
 
     path = server_log()

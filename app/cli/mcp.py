@@ -35,7 +35,7 @@ _INSTRUCTIONS: Final = (
 def command(names: tuple[str, ...], port: int | None, model: str) -> None:
     """Let other programs (MCP clients) search and read the named COLLECTIONs, and no others.
 
-    Nothing can be changed. Without --http, the client starts this command and talks to it over stdin and stdout.
+    They cannot change anything. Without --http, the client starts this command and uses its stdin and stdout.
     """
     if not names:
         with connected() as client:

@@ -141,7 +141,7 @@ def unlink_command(where: str | None, as_json: bool) -> None:
 @click.argument("model")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def verify_command(model: str, as_json: bool) -> None:
-    """Hash MODEL's files and compare with what was promised."""
+    """Check MODEL's files against their published checksums."""
     import msgspec
 
     from app.cli.job_line import finish, this_computers_server
@@ -179,9 +179,9 @@ def rename_command(model: str, name: str, as_json: bool) -> None:
 @click.option("--remove", is_flag=True, help="Remove ALIAS.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def alias_command(alias: str | None, model: str | None, remove: bool, as_json: bool) -> None:
-    """Make ALIAS (a name, or a pattern such as claude-*) another name of MODEL. Without both: show the aliases.
+    """Make ALIAS (a name, or a pattern such as claude-*) another name of MODEL. Without arguments: list aliases.
 
-    So programs for other servers find the model that they name, such as gpt-4o.
+    Programs that request a fixed name, such as gpt-4o, then get MODEL.
     """
     from app.cli.job_line import this_computers_server
     from engine.services import EngineFacade

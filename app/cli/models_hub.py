@@ -89,13 +89,15 @@ def starters_command(check: bool, as_json: bool) -> None:
 @click.command("compare")
 @click.argument("uploads", nargs=-1, required=True, metavar="UPLOAD...")
 @click.option("--original", default="", help="What to compare with: owner/name or owner/name:BF16.")
-@click.option("--more", type=click.IntRange(0, 20), default=0, help="Add so many other uploads of the same model.")
+@click.option(
+    "--more", type=click.IntRange(0, 20), default=0, help="Number of other uploads of the same model to add."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def compare_command(uploads: tuple[str, ...], original: str, more: int, as_json: bool) -> None:
-    """Estimate what quantized files on the hub lose, before a download.
+    """Estimate the loss of quantized files on the hub, before you download one.
 
-    UPLOAD is owner/name for all its quantizations, owner/name:Q4_K_M, or owner/name/file.gguf. Some 1.5 % of the
-    files and of the original are read. Uploads of several repositories are compared if their model is the same.
+    UPLOAD is owner/name for all its quantizations, owner/name:Q4_K_M, or owner/name/file.gguf. About 1.5 % of each
+    file and of the original are read. All uploads must be of the same model.
     """
     import msgspec
 

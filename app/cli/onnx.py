@@ -22,7 +22,7 @@ def command() -> None:
 @click.argument("source")
 @click.argument("out", required=False, type=click.Path(path_type=Path, file_okay=False))
 @click.option("--all-logits", is_flag=True, help="Logits of every position, to verify drafts; prompts cost more.")
-@click.option("--exact", is_flag=True, help="Activations in 32 bits instead of 8: slower, closer to the formula.")
+@click.option("--exact", is_flag=True, help="Activations in 32 bits instead of 8: slower, but more exact.")
 @click.option("--fixed", is_flag=True, help="Quantized graphs with fixed shapes, for Qualcomm's NPU compiler.")
 @click.option("--context", type=click.IntRange(64, 8192), default=512, help="With --fixed: context in tokens.")
 @click.option("--bits", type=click.Choice(["8", "4"]), default="8", help="With --fixed: bits per weight.")
@@ -43,9 +43,9 @@ def convert_command(
 ) -> None:
     """Convert SOURCE (a GGUF file or a model of the library) to a folder that ONNX Runtime runs.
 
-    For Llama, Qwen2 and Qwen3. Q4_0, Q6_K, Q8_0 and 16-bit weights stay exact; others become 8 bits, which is
-    reported. Without OUT the folder joins the library; if the file was converted before, that folder is used.
-    SOURCE `speech` with --fixed converts the installed speech model.
+    Supports Llama, Qwen2 and Qwen3. Q4_0, Q6_K, Q8_0 and 16-bit weights stay exact; others become 8 bits, with a
+    notice. Without OUT, the folder is added to the library, unless the file was converted before. With --fixed,
+    SOURCE `speech` converts the installed speech model.
     """
     import msgspec
 
@@ -80,8 +80,8 @@ def convert_command(
 def quark_command(source: Path, out: Path, context: int, form: "Form") -> None:
     """Write an embedding model for AMD's NPUs (experimental, untried): SOURCE, a GGUF file, to the folder OUT.
 
-    AMD's Ryzen AI Software compiles what comes out; `float` leaves the rounding to it. For the other forms AMD's
-    Quark quantizes, in an environment of its own (TESSERA_QUARK_PYTHON); a8w8 ruins small models.
+    AMD's Ryzen AI Software compiles the result and, with `float`, also quantizes it. The other forms are quantized
+    by AMD's Quark in a separate environment (TESSERA_QUARK_PYTHON). a8w8 makes small models unusable.
     """
     from devices.errors import TesseraError
     from quantize.onnx.quark import export

@@ -125,7 +125,7 @@ _SAME_NAME = (
     help="SOURCE is owner/name on the hub: download its original first (owner/name:F16 for one file).",
 )
 @click.option("--delete-source", is_flag=True, help="With --download: delete the original afterwards.")
-@click.option("--threads", type=click.IntRange(1), help="Default: the processor's cores.")
+@click.option("--threads", type=click.IntRange(1), help="Default: the number of CPU cores.")
 @click.option(
     "--gpu-layers",
     type=click.IntRange(0),
@@ -135,7 +135,7 @@ _SAME_NAME = (
 @click.option(
     "--quick-test",
     is_flag=True,
-    help="First measure the model's sensitivity for some seconds, which narrows the expected loss.",
+    help="First measure the model's sensitivity for some seconds, for a narrower range of the expected loss.",
 )
 @click.option("--plan-only", is_flag=True, help="Show the plan and its costs; write nothing.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")

@@ -21,8 +21,8 @@ def command() -> None:
 @click.argument("name")
 @click.argument("where", metavar="[USER@]HOST")
 @click.option("--ssh-port", default=22, show_default=True, type=click.IntRange(1, 65535))
-@click.option("--port", default=50052, show_default=True, type=click.IntRange(1, 65535), help="The worker's.")
-@click.option("--identity", default="", help="A private key's file; else the agent and your usual keys.")
+@click.option("--port", default=50052, show_default=True, type=click.IntRange(1, 65535), help="Port of the worker.")
+@click.option("--identity", default="", help="File of a private key; default: the SSH agent and your usual keys.")
 @click.option("--host-key", default="", help="The host's known fingerprint (SHA256:…).")
 @click.option(
     "--use",

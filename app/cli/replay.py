@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 MOST_BYTES: Final = 64 << 20
 
 
-@click.command(help="Repeat the request of the receipt in FILE and compare the answers. Exit code 1: they differ.")
+@click.command(
+    help="Repeat the request of the receipt in FILE and compare the answers. Exits with 1 if they differ."
+)
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--explain", is_flag=True, help="Repeat with today's versions, and restore one part at a time.")
-@click.option("--model", "-m", default="", help="The model to ask in place of the receipt's own.")
-@click.option("--old-model", default="", help="With --explain: a model whose file is the one of the receipt.")
+@click.option("--model", "-m", default="", help="Model to use instead of the receipt's.")
+@click.option("--old-model", default="", help="With --explain: a model with the file that the receipt names.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(file: Path, *, explain: bool, model: str, old_model: str, as_json: bool) -> None:
     """Replay one receipt."""

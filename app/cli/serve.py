@@ -20,7 +20,7 @@ _LOG_BYTES = 4 << 20
 _OLD_LOGS = 3
 
 
-@click.command(help="Serve models over HTTP: OpenAI's protocol at /v1, see /docs.")
+@click.command(help="Serve models over HTTP, with OpenAI's API at /v1. The page /docs lists all routes.")
 @click.option("--host", default=SettingDefault("server.host"), help="Address to listen on.")
 @click.option(
     "--port",
@@ -37,9 +37,14 @@ _OLD_LOGS = 3
     show_default=True,
     help="Accept the host names that containers use, such as host.docker.internal.",
 )
-@click.option("--apps/--no-apps", default=True, show_default=True, help="Pages of installed apps and editors.")
 @click.option(
-    "--local-pages/--no-local-pages", default=False, show_default=True, help="Pages of any port of this computer."
+    "--apps/--no-apps", default=True, show_default=True, help="Accept pages of installed apps and editors."
+)
+@click.option(
+    "--local-pages/--no-local-pages",
+    default=False,
+    show_default=True,
+    help="Accept pages of any port of this computer.",
 )
 @click.option("--model", help="Load this model while the server starts; 'default': the model of new chats.")
 @click.option(
@@ -47,7 +52,7 @@ _OLD_LOGS = 3
     "context",
     type=TokenCount(16, 1 << 24),
     default=SettingDefault("models.context", "as fits"),
-    help="Context in tokens for loaded models. It grows beyond only for a client that names a size.",
+    help="Context in tokens for loaded models. It becomes larger only if a client requests a size.",
 )
 @click.option(
     "--parallel",
@@ -67,7 +72,10 @@ _OLD_LOGS = 3
     help="Pin a device id, a kind (cpu, igpu, dgpu) or a backend (vulkan, cuda, ...).",
 )
 @click.option(
-    "--mode", type=click.Choice(["quiet", "balanced", "fast"]), default="balanced", help="How much to use."
+    "--mode",
+    type=click.Choice(["quiet", "balanced", "fast"]),
+    default="balanced",
+    help="How much of the computer to use.",
 )
 @click.option(
     "--ttl",

@@ -21,7 +21,7 @@ def command() -> None:
 @command.command("install")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def install(options: tuple[str, ...]) -> None:
-    """Install and start it. OPTIONS after `--` are those of `tessera serve`, such as `-- --port 8000`."""
+    """Install and start the service. OPTIONS after `--` are those of `tessera serve`, such as `-- --port 8000`."""
     try:
         manager = os_service.manager(own_command("serve", *options), env=given_environment())
         os_service.install(manager)
@@ -42,7 +42,7 @@ def install(options: tuple[str, ...]) -> None:
 @command.command("status")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def status(*, as_json: bool) -> None:
-    """Show whether it is installed and running."""
+    """Show whether the service is installed and running."""
     try:
         seen = os_service.status(os_service.manager(own_command("serve")))
     except os_service.ServiceFailed as error:
@@ -59,7 +59,7 @@ def status(*, as_json: bool) -> None:
 
 @command.command("restart")
 def restart() -> None:
-    """Restart it, for example after changing settings; running answers are stopped."""
+    """Restart the service, for example after a change of settings; running answers are stopped."""
     try:
         os_service.restart(os_service.manager(own_command("serve")))
     except os_service.ServiceFailed as error:
@@ -72,7 +72,7 @@ command.add_command(logs, "logs")
 
 @command.command("remove")
 def remove() -> None:
-    """Stop and remove it. Models, chats and settings stay."""
+    """Stop and remove the service. Models, chats and settings stay."""
     try:
         there = os_service.remove(os_service.manager(own_command("serve")))
     except (os_service.ServiceFailed, OSError) as error:

@@ -155,7 +155,7 @@ def sign_in_command(name: str) -> None:
 @command.command("sign-out")
 @click.argument("name")
 def sign_out_command(name: str) -> None:
-    """Delete what the server NAME gave at the sign-in."""
+    """Sign out from the server NAME: delete its tokens."""
     from app.tools.mcp_sign_in import SignIns
 
     SignIns().keep(_server(name).url, None)

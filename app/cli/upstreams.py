@@ -13,7 +13,7 @@ from engine.api.upstreams import Kind, UpstreamRequest, UpstreamRow, UpstreamRul
 KINDS = get_args(Kind)
 
 
-@click.group(help="Use models of other servers, by your rules only.")
+@click.group(help="Use models of other servers, only as your rules allow.")
 def command() -> None:
     """Adding a server sends nothing there; a rule does."""
 
@@ -42,7 +42,7 @@ def add(name: str, url: str, kind: str | None, *, ask_key: bool, use_all: bool) 
 @click.argument("name")
 @click.option("--remove", is_flag=True, help="Delete the key.")
 def key(name: str, *, remove: bool) -> None:
-    """Set another key for a server. The command asks for it, so it is in no shell history."""
+    """Change the key for a server. The command asks for it, so that it is not in the shell's history."""
     secret = None if remove else click.prompt("Key", hide_input=True)
     with connected() as client:
         _print_row(client.set_upstream_key(name, secret))
@@ -91,7 +91,7 @@ def remove(name: str) -> None:
 @command.command("route")
 @click.argument("model")
 @click.argument("name")
-@click.option("--as", "as_model", default=None, help="Name of the model there.")
+@click.option("--as", "as_model", default=None, help="Name of the model on that server.")
 @click.option("--queue", type=click.IntRange(0, 10_000), default=None, help="Only when more than N wait here.")
 @click.option("--unfit", is_flag=True, help="Only when the model does not fit here.")
 def route(model: str, name: str, as_model: str | None, queue: int | None, *, unfit: bool) -> None:

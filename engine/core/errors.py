@@ -153,7 +153,7 @@ class BatterySpent(EnvironmentFault):
 
 
 class NotEnoughMemory(EnvironmentFault):
-    """A load was refused before it started. The byte counts are needed and available memory on `device`."""
+    """Not enough memory for a load, which was not started: bytes needed and available on `device`."""
 
     code = "not_enough_memory"
 
@@ -255,7 +255,7 @@ PARTS: Final = {
 
 
 class PartMissing(EnvironmentFault):
-    """A part of the program is not installed here; `what` names it."""
+    """The request needs a part of Tessera that is not installed; `what` names it."""
 
     code = "part_missing"
 

@@ -72,7 +72,7 @@ class RepositoryNotFound(InputFault):
 
 
 class GatedRepository(InputFault):
-    """The owner must grant access first. `has_token` is True if a token was sent."""
+    """The repository's owner must grant access first. `has_token` is True if a token was sent."""
 
     code = "gated_repository"
 
@@ -109,7 +109,7 @@ class NothingToDownload(InputFault):
 
 
 class NotEnoughDisk(EnvironmentFault):
-    """There is not enough disk space for a download: bytes needed and bytes free in the models folder."""
+    """Not enough disk space for a download: bytes needed, and bytes free in the models folder."""
 
     code = "disk_full"
 

@@ -41,7 +41,7 @@ class NotAdded(RemoteFault):
 
 
 class UnknownHostKey(EnvironmentFault):
-    """The host's key is not confirmed yet by the user or known_hosts."""
+    """Neither the user nor known_hosts has confirmed the host's key yet."""
 
     code = "unknown_host_key"
 

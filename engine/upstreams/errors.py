@@ -44,7 +44,7 @@ class UpstreamRefusesKey(UpstreamFault):
 
 
 class UpstreamBusy(UpstreamFault):
-    """The upstream accepts no more requests now."""
+    """The upstream does not accept more requests now."""
 
     code = "upstream_busy"
 
@@ -56,7 +56,7 @@ class UpstreamBrokeOff(UpstreamFault):
 
 
 class NoRule(InputFault):
-    """A client requested an upstream's model, and no rule lets requests for it leave this machine."""
+    """The model belongs to another server, and no rule allows requests for it to leave this computer."""
 
     code = "no_upstream_rule"
 

@@ -14,7 +14,7 @@ MAX_BYTES: Final = 64 << 20
 
 
 class ResponseNotFound(InputFault):
-    """No stored response has this id. They are lost when the server stops; the oldest are evicted earlier."""
+    """No stored response has this id. Responses are lost when the server stops; the oldest are evicted earlier."""
 
     code = "response_not_found"
 
@@ -24,7 +24,7 @@ class ResponseNotFound(InputFault):
 
 
 class PreviousResponseNotFound(ResponseNotFound):
-    """A request continues a response that is not stored; `store: true` stores one."""
+    """The request continues a response that is not stored; `store: true` stores one."""
 
     code = "previous_response_not_found"
 
