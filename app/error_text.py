@@ -36,14 +36,14 @@ def _not_enough_disk(error: Any) -> str:
 def _hash_mismatch(error: Any) -> str:
     return (
         f"{error.file} is not what the hub promised: sha256 {error.actual[:16]}..., not {error.expected[:16]}... "
-        f"It was put aside as {error.quarantine} and is not used. Fetch it again; if that fails, tell its owner."
+        f"It was moved to {error.quarantine} and is not used. Download it again; if that fails, tell its owner."
     )
 
 
 def _budget_too_small(error: Any) -> str:
     return (
-        f"{error.limit_bytes:,} bytes are too few: the smallest possible mix takes {error.smallest_bytes:,} bytes. "
-        f"Ask for at least that, or choose a smaller model."
+        f"{error.limit_bytes:,} bytes are too few: the smallest possible file has {error.smallest_bytes:,} bytes. "
+        f"Allow at least that, or choose a smaller model."
     )
 
 

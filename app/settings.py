@@ -387,8 +387,11 @@ def given_environment() -> dict[str, str]:
 
 def unknown(name: str) -> str:
     """Error text for an unknown setting."""
-    near = get_close_matches(name, BY_NAME, 1, 0.4)
-    return "there is no such setting" + (f"; did you mean {near[0]}?" if near else "")
+    near = get_close_matches(name, BY_NAME, 1, 0.8)  # a typo
+    near = near or [full for full in BY_NAME if name and name in full.split(".")]  # such as "context"
+    near = near or get_close_matches(name, BY_NAME, 3, 0.4)
+    hint = f"did you mean {' or '.join(near[:3])}?" if near else "`tessera settings list` shows all"
+    return f"there is no such setting; {hint}"
 
 
 def export(settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""`tessera cache`: prompt prefixes cached on disk, and the limit of their total size."""
+"""`tessera cache`: prompts cached on disk, and the limit of their total size."""
 
 import contextlib
 import json
@@ -57,7 +57,7 @@ def limit_command(mib: int | None) -> None:
     except SettingsError as error:
         raise click.UsageError(str(error)) from error
     freed = _shrink(_prefixes(), mib * _MIB)
-    echo(f"Cached prefixes may use {mib} MiB, for servers started from now on. {_size(freed)} freed.")
+    echo(f"Cached prompts may use {mib} MiB, in servers started from now on. {_size(freed)} freed.")
 
 
 @command.command("clear")
@@ -66,7 +66,7 @@ def clear_command(yes: bool) -> None:
     """Delete the prompt cache on disk. Conversations stay; their next prompt takes longer."""
     count = folder_bytes(_prefixes())
     if not yes:
-        click.confirm(f"Delete {_size(count)} of computed prefixes?", abort=True, err=True)
+        click.confirm(f"Delete {_size(count)} of cached prompts?", abort=True, err=True)
     echo(f"{_size(_shrink(_prefixes(), 0))} freed.")
 
 
@@ -90,7 +90,7 @@ def _show(*, as_json: bool) -> None:
         facts = {"folder": str(folder), "prefix_bytes": prefixes, "limit_bytes": limit * _MIB, "others": sizes}
         click.echo(json.dumps(facts))
         return
-    echo(f"{_size(prefixes):>12}  computed prefixes; the limit is {limit} MiB")
+    echo(f"{_size(prefixes):>12}  cached prompts; the limit is {limit} MiB")
     for name, count in sizes.items():
         echo(f"{_size(count):>12}  {name}")
     echo(f"in {folder}")

@@ -151,6 +151,8 @@ def search(name: str, question: str, limit: int, ways: str, *, as_json: bool) ->
     request = msgspec.convert({"query": question, "limit": limit, "ways": ways}, SearchRequest)
     with connected() as client:
         answer = client.search_collection(name, request)
+        if not answer.passages and not as_json:
+            raise click.ClickException(_nothing_found(client.collection(name)))
     if as_json:
         click.echo(msgspec.json.encode(answer).decode())
         return
@@ -284,6 +286,14 @@ def _print_collection(collection: "Collection") -> None:
     if collection.failed or collection.unread_pages:
         unread = f"{counted(collection.failed, 'document')}, {counted(collection.unread_pages, 'page')}"
         echo(f"  Not read: {unread}; see: tessera collections unread {collection.name!r}")
+
+
+def _nothing_found(collection: "Collection") -> str:
+    if collection.state == "reading":
+        return f"{collection.name} is still being read: {collection.files_done} of {collection.files} files so far."
+    if not collection.chunks:
+        return f"{collection.name} contains no text: `tessera collections show {collection.name!r}` has details."
+    return f"No passage of {collection.name} contains a word of the question."
 
 
 def _passages(answer: "SearchAnswer") -> None:

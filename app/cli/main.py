@@ -27,7 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("app.cli.serve", "Serve models to editors, agents and other programs."),
     "upstreams": ("app.cli.upstreams", "Use models of other servers (vLLM, SGLang, another Tessera) by rules."),
     "service": ("app.cli.service", "Keep the server running as a service of this user."),
-    "logs": ("app.cli.logs", "Show what the server wrote."),
+    "logs": ("app.cli.logs", "Show the log of the server."),
     "worker": ("app.cli.worker", "Serve this computer's devices to a model on another one, through a tunnel."),
     "remote": ("app.cli.remote", "Spread one model over this computer and others, through SSH tunnels."),
     "cluster": ("app.cli.cluster", "Serve models from several machines through Ray Serve."),
@@ -38,7 +38,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "power": ("app.cli.power", "Show or set power limits."),
     "settings": ("app.cli.settings", "Show and change settings."),
     "models": ("app.cli.models", "Find, download and manage models."),
-    "cache": ("app.cli.cache", "Show, limit and empty computed prefixes on disk."),
+    "jobs": ("app.cli.job_line", "List, follow and cancel downloads, quantizations and measurements."),
+    "cache": ("app.cli.cache", "Show, limit and clear cached prompts on disk."),
     "collections": ("app.cli.collections", "Collect documents, search them, and ask a model about them."),
     "mcp": ("app.cli.mcp", "Let other programs search and read collections (an MCP server)."),
     "fit": ("app.cli.fit", "Show the memory a model needs here, before it is loaded or downloaded."),
@@ -46,8 +47,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "devices": ("app.cli.devices", "Show processors, GPUs, NPUs, memory and usable backends."),
     "engine": ("app.cli.engine", "Install, check and roll back versions of llama.cpp."),
     "kernels": ("app.cli.kernels", "Install, check and roll back GPU backends (kernel packs)."),
-    "verify-device": ("app.cli.verify_device", "Compare what GPUs compute with what the CPU computes."),
-    "onnx": ("app.cli.onnx", "Convert models for ONNX Runtime, and see what it can run on here."),
+    "verify-device": ("app.cli.verify_device", "Compare the results of GPUs and NPUs with the CPU's."),
+    "onnx": ("app.cli.onnx", "Convert models for ONNX Runtime, and show which devices it can use."),
     "fim-bench": ("app.cli.fim_bench", "Measure keystroke-to-suggestion latency."),
     "launch": ("app.cli.launch", "Start a coding agent on a local model, or connect an editor."),
     "code": ("app.cli.code", "Ask about and edit a project with a local model."),
@@ -60,7 +61,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 # Order of commands in --help.
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Everyday": ("window", "chat", "run", "code", "collections", "tools", "settings", "doctor", "licences"),
-    "Models": ("models", "fit", "quantize", "onnx", "cache"),
+    "Models": ("models", "fit", "quantize", "onnx", "jobs", "cache"),
     "Server and clients": ("serve", "service", "logs", "keys", "connect", "launch", "phone", "mcp", "upstreams"),
     "Measuring": ("bench", "autotune", "fim-bench", "certify", "evaluate", "replay"),
     "Machines": ("devices", "verify-device", "kernels", "engine", "power", "remote", "worker", "cluster"),
@@ -128,7 +129,7 @@ class LazyGroup(click.Group):
 @click.option("--debug", is_flag=True, help="Show tracebacks and debug logs on stderr.")
 @click.pass_context
 def cli(ctx: click.Context, debug: bool) -> None:
-    """Tessera: run open models on this computer, fitted tensor by tensor."""
+    """Tessera runs open models on this computer."""
     from app.cli.settings_defaults import checked_settings
     from app.settings import export, load
 

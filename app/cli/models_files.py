@@ -220,7 +220,7 @@ def du_command(as_json: bool) -> None:
     more = {
         "trash": folder_bytes(paths.models / ".trash"),
         "unfinished downloads": folder_bytes(paths.models / ".partial"),
-        "computed prefixes": folder_bytes(paths.cache / "prefixes"),
+        "cached prompts": folder_bytes(paths.cache / "prefixes"),
     }
     if as_json:
         models = [{"model": model, "bytes": count, "from": kind} for model, count, kind in rows]

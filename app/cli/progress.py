@@ -89,3 +89,24 @@ class PhaseLine:
         if self._shown:
             self._shown = False
             draw(_CLEAR)
+
+
+class JobLine:
+    """A progress line on a terminal, redrawn in place."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+
+    def update(self, progress: "Progress") -> None:
+        """Show phase, total progress, tensor and remaining time."""
+        if not self._enabled:
+            return
+        share = progress.done / progress.total if progress.total else 0.0
+        remaining = "" if progress.eta_s is None else f", {progress.eta_s:.0f} s left"
+        keeps = ", Ctrl-C keeps the file so far" if progress.partial.get("usable") else ""
+        text = f"{progress.phase} {share:4.0%}{keeps} {progress.note}{remaining}"
+        draw(f"\r\x1b[2K{text[:100]}")
+
+    def clear(self) -> None:
+        if self._enabled:
+            draw("\r\x1b[2K")

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.cli.echo import echo
-from app.cli.progress import draw
+from app.cli.progress import JobLine
 from app.cli.quantize_options import Duration, LockOption, RoundingOption, Size, check_plan, parse_gate
 from app.cli.settings_defaults import TokenCount
 from engine.services import DEFAULT_CONTEXT
 
 if TYPE_CHECKING:
-    from engine.api.jobs import Progress
     from engine.api.quantizing import QuantizeOptions
     from quantize.job.request import QuantizeReport
 
@@ -205,7 +204,7 @@ def _quick_test(model: str, *, quiet: bool) -> None:
     from engine.api.jobs import Measured
     from engine.api.measuring import QuickTestRequest
 
-    line = _Line(enabled=not quiet and sys.stderr.isatty())
+    line = JobLine(enabled=not quiet and sys.stderr.isatty())
     try:
         with this_computers_server() as client:
             finish(client, client.quick_test(QuickTestRequest(model=model)), Measured, line.update)
@@ -226,7 +225,7 @@ def _create_on_server(request: "QuantizeOptions", *, quiet: bool, ask: bool) -> 
     from engine.api.converting import ConvertedFile, ConvertRequest
     from engine.api.jobs import Quantized
 
-    line = _Line(enabled=not quiet and sys.stderr.isatty())
+    line = JobLine(enabled=not quiet and sys.stderr.isatty())
     try:
         with this_computers_server() as client:
             try:
@@ -259,7 +258,7 @@ def _create_on_cluster(request: "QuantizeOptions", *, quiet: bool) -> "QuantizeR
     cluster = require_cluster()
     from app.cluster.quantizing import quantize_on_cluster
 
-    line = _Line(enabled=not quiet and sys.stderr.isatty())
+    line = JobLine(enabled=not quiet and sys.stderr.isatty())
     try:
         return quantize_on_cluster(cluster, request, user_paths(), line.update)
     finally:
@@ -317,24 +316,3 @@ def _print(report: "QuantizeReport", *, as_json: bool) -> None:
         echo(f"  {line}")
     if report.out:
         echo(f"  report: {report_path(Path(report.out))}")
-
-
-class _Line:
-    """A progress line on a terminal, redrawn in place."""
-
-    def __init__(self, *, enabled: bool) -> None:
-        self._enabled = enabled
-
-    def update(self, progress: "Progress") -> None:
-        """Show phase, total progress, tensor and remaining time."""
-        if not self._enabled:
-            return
-        share = progress.done / progress.total if progress.total else 0.0
-        remaining = "" if progress.eta_s is None else f", {progress.eta_s:.0f} s left"
-        keeps = ", Ctrl-C keeps the file so far" if progress.partial.get("usable") else ""
-        text = f"{progress.phase} {share:4.0%}{keeps} {progress.note}{remaining}"
-        draw(f"\r\x1b[2K{text[:100]}")
-
-    def clear(self) -> None:
-        if self._enabled:
-            draw("\r\x1b[2K")

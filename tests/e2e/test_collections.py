@@ -222,6 +222,26 @@ def test_the_terminal_makes_searches_and_removes(server, sea, tmp_path):
     assert (tmp_path / "note.txt").exists()
 
 
+def test_a_search_without_passages_says_why(server, sea, client, tmp_path):
+    made = client.post("/tessera/v1/collections", json={"name": "Blank", "sources": [str(tmp_path)]}).json()
+    path = f"/tessera/v1/collections/{made['id']}"
+    wait_for(lambda: client.get(path).json()["state"] == "ready", 60, "reading")
+    words = [sys.executable, "-m", "app", "collections", "search"]
+    env = {**os.environ, "TESSERA_HOME": str(server.home)}
+    for name, question, code, reason in (
+        ("Blank", "when does the ferry leave", 1, "Blank contains no text"),
+        ("Sea", "xylographic quixotry", 1, "No passage of Sea contains a word of the question."),
+        ("Nowhere", "when", 3, "Nowhere"),
+    ):
+        done = subprocess.run(
+            [*words, name, question], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stdout) == (code, ""), done.stderr
+        assert reason in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+    client.delete(path)
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 def test_only_from_the_documents_refuses_without_the_model(client, sea, streamed):
     def ask(question):

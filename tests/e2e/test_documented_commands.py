@@ -62,6 +62,7 @@ RUN = {
     "tessera models alias": "gpt-4o",
     "tessera models alias gpt-4o --remove": "no alias any more",
     "tessera models du": "trash",
+    "tessera jobs": "",
     "tessera cache": "4096 MiB",
     "tessera cache limit 10GB": "9536 MiB",
     "tessera settings list": "models.context",
@@ -73,6 +74,7 @@ RUN = {
 # Parsed but not run: only arguments and options are checked. A pattern, and the reason.
 NOT_RUN = {
     r"tessera cache clear": "asks first: unit/app/test_cache_command.py",
+    r"tessera jobs (follow|cancel) JOB": "a job that runs: e2e/test_terminal_quantize.py",
     r"python3 start\.py.*": "the test run itself begins with it; unit/installers/test_start.py has its options",
     r"python -m tests\.bench\.queueing .*": "a measurement",
     r"tessera remote (add|check|remove) .*": "another computer, over SSH",

@@ -60,14 +60,14 @@ def test_what_a_linked_model_became_is_in_the_library(beside, tmp_path):
     assert made["path"] in {model["files"][0]["path"] for model in listed if model["id"] == made["model"]}
 
 
-def interrupted(server, running, when):
-    """Send Ctrl-C as soon as the job is in that state; returns the output."""
+def interrupted(server, running, when, number=signal.SIGINT):
+    """Send Ctrl-C, or another signal, as soon as the job is in that state; returns the output."""
     deadline = time.monotonic() + 90
     while not any(j["state"] == "running" and when(j["progress"]) for j in of_kind(server, "quantize")):
         assert running.poll() is None, running.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    running.send_signal(signal.SIGINT)
+    running.send_signal(number)
     try:
         return running.communicate(timeout=60)
     except subprocess.TimeoutExpired:
@@ -101,6 +101,27 @@ def test_an_ended_command_keeps_the_first_version_of_its_file(beside, tmp_path):
     assert (job["state"], job["result"]["path"]) == ("done", str(out))
     assert job["result"]["report"]["stopped"] in {"unmeasured", "uncompared"}
     assert job["result"]["report"]["file_bytes"] == out.stat().st_size
+
+
+def test_a_killed_command_says_how_to_follow_and_cancel_its_job(beside, tmp_path):
+    options = ("--budget", "3050000B", "--lock", "output=Q4_K", "--tier", "max", "--threads", "1")
+    running = start(beside, "quantize", str(SPARK), str(tmp_path / "never.gguf"), *options)
+    _, errors = interrupted(beside, running, lambda progress: progress["phase"], signal.SIGTERM)
+    assert running.returncode == 128 + signal.SIGTERM, errors
+    job = of_kind(beside, "quantize")[0]
+    assert job["state"] == "running"
+    assert errors.strip().endswith(
+        f"Follow it: tessera jobs follow {job['id']}. Cancel it: tessera jobs cancel {job['id']}."
+    )
+    listed = start(beside, "jobs").communicate(timeout=60)[0]
+    assert listed.splitlines()[0].startswith(f"{job['id']}\trunning")
+    cancelled = start(beside, "jobs", "cancel", job["id"])
+    out, errors = cancelled.communicate(timeout=60)
+    assert (cancelled.returncode, out.split("\t")[0]) == (0, job["id"]), errors
+    followed = start(beside, "jobs", "follow", job["id"]).communicate(timeout=60)[0]
+    assert followed.startswith(f"{job['id']}\tcancelled")
+    unknown = start(beside, "jobs", "follow", "quantize-none")
+    assert "There is no job 'quantize-none'." in unknown.communicate(timeout=60)[1]
 
 
 def test_a_relative_path_over_http_is_refused(beside):

@@ -6,8 +6,7 @@ import sys
 import pytest
 
 from app.cli import bench_job
-from app.cli.progress import PhaseLine
-from app.cli.quantize import _Line
+from app.cli.progress import JobLine, PhaseLine
 from app.generation_phase import WAITING
 from engine.api.jobs import Progress
 
@@ -26,7 +25,7 @@ class GoneTerminal:
 
 
 def quantizing():
-    line = _Line(enabled=True)
+    line = JobLine(enabled=True)
     line.update(Progress(phase="measure", done=1, total=0, note="blk.0"))
     line.clear()
 

@@ -22,7 +22,9 @@ def test_a_setting_is_set_and_read_back(run):
 
 
 def test_a_wrong_name_or_value_says_what_is_right(run, monkeypatch):
-    assert "did you mean window.theme" in run("set", "window.them", "x").output
+    assert "did you mean window.theme?" in run("set", "window.them", "x").output
+    assert "did you mean models.context?" in run("set", "context", "8192").output
+    assert "`tessera settings list` shows all" in run("set", "nope", "1").output
     assert "system, light, dark" in run("set", "window.theme", "plaid").output
     assert "at least 1024" in run("set", "server.port", "80").output
     monkeypatch.setenv("TESSERA_SERVER_PORT", "9000")
