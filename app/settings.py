@@ -389,9 +389,9 @@ def unknown(name: str) -> str:
     """Error text for an unknown setting."""
     near = get_close_matches(name, BY_NAME, 1, 0.8)  # a typo
     near = near or [full for full in BY_NAME if name and name in full.split(".")]  # such as "context"
-    near = near or get_close_matches(name, BY_NAME, 3, 0.4)
-    hint = f"did you mean {' or '.join(near[:3])}?" if near else "`tessera settings list` shows all"
-    return f"there is no such setting; {hint}"
+    near = near or get_close_matches(name, BY_NAME, 3, 0.5)
+    question = f"; did you mean {' or '.join(near[:3])}?" if near else "."
+    return f"there is no such setting{question} `tessera settings list` shows all."
 
 
 def export(settings: Settings) -> None:

@@ -82,7 +82,7 @@ def text(host: Host, path: str) -> str:
 
 
 def number(value: object) -> int | None:
-    """An integer from decimal or 0x text, or None; negative values are rejected, as no value here may be."""
+    """An integer from decimal or 0x text, or None; negative values are rejected because none is valid here."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):

@@ -190,11 +190,11 @@ for _name, _help in {
 def _found(client: "Client", text: str) -> "Job":
     """The job with this id, or the only one whose id begins with `text`."""
     jobs = client.jobs()
-    found = [job for job in jobs if job.id == text] or [job for job in jobs if text and job.id.startswith(text)]
-    if len(found) != 1:
-        problem = f"Several jobs begin with {text!r}." if found else f"There is no job {text!r}."
-        raise click.ClickException(f"{problem} `tessera jobs` lists them.")
-    return found[0]
+    matches = [job for job in jobs if job.id == text] or [job for job in jobs if text and job.id.startswith(text)]
+    if len(matches) != 1:
+        problem = f"Several jobs begin with {text!r}." if matches else f"There is no job {text!r}."
+        raise click.ClickException(f"{problem} `tessera jobs` lists the jobs.")
+    return matches[0]
 
 
 def _described(job: "Job") -> str:

@@ -365,7 +365,7 @@ class Tray(QObject):
         self._icon.show()
 
     def tell(self, words: str) -> None:
-        """Show a message of the desktop, if there is an icon."""
+        """Show a desktop notification, if there is a tray icon."""
         if self._icon is not None:
             self._icon.showMessage("Tessera", words)
 

@@ -182,7 +182,7 @@ class McpServer:
 
 
 class SignInNeeded(ToolRefused):
-    """The server wants to know who asks."""
+    """The server requires a sign-in."""
 
     def __init__(self, name: str) -> None:
         super().__init__(

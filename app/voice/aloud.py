@@ -43,7 +43,7 @@ _MAC: Final = "say"
 
 
 class NoSpeechService(Exception):
-    """No program of the desktop reads aloud. `detail` is what it printed, if there is one that failed."""
+    """No desktop program can read aloud. `detail` is the output of the one that failed, if there is one."""
 
     def __init__(self, detail: str = "") -> None:
         super().__init__(detail)

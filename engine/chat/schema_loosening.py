@@ -95,7 +95,7 @@ class Separation:
         if self._compared > _MAX_COMPARED or not all(
             p.startswith(("#/$defs/", "#/definitions/")) for p in pointers
         ):
-            return False  # too much, or a reference to a place that is elsewhere in this comparison
+            return False  # too much text, or a reference that has no target in `both`
         return self._compile(both).startswith("Unsatisfiable")
 
 

@@ -72,7 +72,7 @@ class Reader:
             first = answer.pages[-1].number + 1
 
     def _carefully(self, request: ReadRequest, failure: ChildFailed) -> ReadAnswer:
-        """Retry with one page, to find the page that caused the failure; a single page would only stall again."""
+        """Retry with one page, to find the one that failed; a file without pages would only time out again."""
         try:
             if failure.timed_out and request.kind not in ("pdf", "mbox"):
                 raise failure

@@ -165,7 +165,7 @@ def _by_page(hits: Sequence[Passage]) -> list[Passage]:
 
 
 def spread(hits: Sequence[Passage]) -> list[Passage]:
-    """The best passages of each document first, then the others of documents that had their share."""
+    """The best passages of each document, up to the limit for a document, then the remaining passages."""
     seen: dict[int, int] = {}
     first: list[Passage] = []
     rest: list[Passage] = []
@@ -181,7 +181,7 @@ _WIDE_CHARS: Final = 1500
 
 
 def widened(chunks: Sequence[Passage], chunk_id: int, used_ids: Collection[int]) -> Sequence[Passage]:
-    """The passages of a page around `chunk_id` to be given as one; without those in `used_ids`, which are given."""
+    """The passages around `chunk_id` on its page, to be sent as one; those in `used_ids` are already sent."""
     first = last = next(i for i, chunk in enumerate(chunks) if chunk.id == chunk_id)
     size = len(chunks[first].text)
     forward = True

@@ -57,7 +57,7 @@ def propose(
     speed: Callable[[int], float] = lambda _bytes: 0.0,
     without: frozenset[str] = frozenset(),
 ) -> tuple[Proposal, ...]:
-    """Up to three models that fit into `memory_bytes`: one for each want, then the largest others.
+    """Up to three models that fit into `memory_bytes`: one for each need, then the largest of the others.
 
     `speed` estimates the tokens per second from the bytes that are read for each token; 0 is unknown. `without` are
     ids that are not proposed.

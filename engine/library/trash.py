@@ -133,7 +133,7 @@ class Trash:
 
     @staticmethod
     def _is_own(path: Path, models: Path) -> bool:
-        """Below the models folder, and not through a link (whose target has another owner)."""
+        """Whether the path is below the models folder and not behind a link (whose target has another owner)."""
         return path.exists() and path.resolve().is_relative_to(models) and path.resolve() != models
 
     @staticmethod

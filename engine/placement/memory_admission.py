@@ -297,9 +297,9 @@ class MemoryAdmission:
             self._unanswered[model_id].set()
 
     async def unloading(self, model_id: str, cached_bytes: int) -> None:
-        """Record the memory of a used model's process before it is unloaded.
+        """Record the memory of a model's process after use, before it is unloaded.
 
-        `cached_bytes` of it are stored prefixes.
+        `cached_bytes` is the part that stored prefixes take.
         """
         load = self._loads.get(model_id)
         if load is not None:

@@ -43,7 +43,7 @@ def unit_bytes(shape: ModelShape, settings: LoadSettings) -> list[int]:
 
 
 def weight_units(shape: ModelShape) -> list[int]:
-    """Weights of each layer, and last of the output."""
+    """Weights of each layer, followed by those of the output."""
     trunk = len(shape.layers)
     units = [0] * (trunk + 1)
     for tensor in shape.tensors:

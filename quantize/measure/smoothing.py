@@ -91,7 +91,7 @@ class _Channels(Tap):
         self._left = set(widths)
 
     def wants(self, weight: str, node: GgmlTensor) -> bool:
-        """Request the first reader of each scale point."""
+        """Return True for the first tensor that reads each scale point."""
         del node
         return weight in self.squares
 

@@ -280,8 +280,8 @@ _MAX_LINKS: Final = 3
 _MAX_STEPS: Final = 8
 _MAX_PATHS: Final = 500
 _VERSIONS: Final = ("bin", "libexec", "plugins", "shims", "versions", "version")
-# Managers of tool chains: the variable and default of their folder, and what it has without tokens and settings of
-# accounts. Their programs in PATH are only shims, which find the tool chain through the variable.
+# Tool-chain managers: the variable and default path of their folder, and its parts without tokens and account
+# settings. Their programs in PATH are only shims, which find the tool chain through the variable.
 _TOOL_CHAINS: Final = (
     ("RUSTUP_HOME", ".rustup", ("toolchains", "settings.toml")),
     ("PYENV_ROOT", ".pyenv", _VERSIONS),
@@ -318,7 +318,7 @@ def program_paths(
 
 
 def tool_chains(home: Path, environment: Mapping[str, str] = os.environ) -> dict[str, Path]:
-    """The folders of tool chains that exist, by the variable that leads to them."""
+    """Existing tool-chain folders, by the environment variable that names them."""
     folders = {name: Path(environment.get(name) or home / default) for name, default, _ in _TOOL_CHAINS}
     return {name: folder for name, folder in folders.items() if folder.is_absolute() and folder.is_dir()}
 

@@ -497,7 +497,7 @@ class Toolbox:
 
 
 def _reach(openings: sandbox.SandboxPermissions | None, lacking: str | None) -> str | None:
-    """The access of the command beyond the project folder; None if it has none."""
+    """Describe what the command can access beyond the project folder; None if nothing."""
     if openings is None:
         return f"No sandbox: {lacking}. It can do whatever you can."
     reached = []

@@ -198,7 +198,7 @@ class _Body:
         return None if self.ends_old == self.ends_new else self.ends_old
 
     def drop_unclaimed_blanks(self, old_count: int | None) -> None:
-        """Remove blank lines after the hunk (before a fence or prose), which are not its context."""
+        """Remove blank lines between the hunk and the next fence or prose: they are not its context."""
         old, new = self.old, self.new
         while old and new and not old[-1] and not new[-1] and (old_count is None or len(old) > old_count):
             old.pop()

@@ -198,7 +198,7 @@ class EditSession:
         return self._write_plans(plans, label, allow_uncommitted=allow_uncommitted)
 
     def replace_text(self, now: TextFile, text: str | None, *, label: str = "") -> tuple[str, ...]:
-        """Write another text of a file that is `now` on the disk; None deletes it. Raises: FileChanged, OSError."""
+        """Replace the text `now` of a file on the disk; None deletes the file. Raises: FileChanged, OSError."""
         file = FileProposal(path=now.path, before=now, result=FileResult(text="", outcomes=()), hunk_ids=())
         plan = _Plan(file, None if text is None else now.path, text or "", None)
         return self._write_plans([plan], label, allow_uncommitted=True)

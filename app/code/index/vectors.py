@@ -25,7 +25,7 @@ _LEAST_CHARS = 100
 _ABOUT_TEXTS = frozenset({400, 413, 422, 500})
 # If this many first texts of a batch are rejected at any length, the cause is not the texts.
 _ENOUGH = 3
-# Search compares all vectors: with 384 dimensions, this many have 20 MB.
+# Search compares all vectors: with 384 dimensions, this many take 20 MB.
 MAX_VECTORS = 50_000
 
 

@@ -535,7 +535,7 @@ class BareJson:
         return self._payload is not None
 
     def feed(self, text: str) -> str | None:
-        """Consume text. Returns the text after the call, or None: more is needed, or `is_text` was set."""
+        """Consume text. Returns the text after the call, or None if more is needed or `is_text` was set."""
         if self._payload is not None:
             return self._payload.feed(text)
         self.held += text

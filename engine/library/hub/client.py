@@ -43,7 +43,7 @@ _MAX_FILES = 20_000
 _MAX_FILE_BYTES = 1 << 50
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _SHA1: Final = re.compile(r"[0-9a-f]{40}")
-# Bounds of an answer. A listing of 100,000 files has 33 MB.
+# Limits of a response. A listing of 100,000 files takes 33 MB.
 _MAX_ANSWER_BYTES: Final = 64 << 20
 _MAX_OBJECTS, _MAX_VALUES = 500_000, 2_000_000
 _MAX_PAGE_BYTES: Final = 1 << 20  # of an error or a redirect; the rest is not read

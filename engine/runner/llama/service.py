@@ -60,7 +60,7 @@ SETTLE_S: Final = 0.05
 PERSIST_AFTER_S: Final = 1.0
 # Interval of checks for messages while all requests wait for the server's decision about a larger context.
 STALLED_S: Final = 0.002
-# A prompt of this length takes long enough to read that the server wants to know how far it is.
+# A prompt of this length takes long enough that the server needs progress reports.
 DEPTH_REPORTED_FROM: Final = 4096
 
 

@@ -1,4 +1,4 @@
-"""OpenAI responses: complete objects as dicts, stream chunks as bytes around one encoded string."""
+"""Builds OpenAI responses: complete objects as dicts, stream chunks as bytes of a template and one string."""
 
 import hashlib
 import itertools
