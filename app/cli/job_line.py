@@ -42,7 +42,7 @@ def finish(
 
     `finish` ends it with its usable result so far; without one, and at a second Ctrl-C, it is cancelled.
 
-    Raises: JobFailed; Interrupted: the job was paused or cancelled, by this command or another client; LeftRunning.
+    Raises: JobFailed; Interrupted: the job was paused or cancelled, by this command or another client.
     """
     from app.client import JobFailed
     from engine.api.jobs import result_of
@@ -94,7 +94,7 @@ def _left_running(client: "Client", job: str) -> Iterator[None]:
         return
 
     def leave(number: int, _frame: object) -> NoReturn:
-        raise LeftRunning(job, number)
+        _leave(job, number)
 
     before = [(number, signal.signal(number, leave)) for number in _ENDING]
     try:
@@ -114,15 +114,13 @@ class Interrupted(click.ClickException):
         self.state = state
 
 
-class LeftRunning(click.ClickException):
-    """The command ended, but its job continues in the server."""
-
-    def __init__(self, job: str, number: int) -> None:
-        super().__init__(
-            f"The server continues this job. Follow it: tessera jobs follow {job}. "
-            f"Cancel it: tessera jobs cancel {job}."
-        )
-        self.exit_code = 128 + number  # the exit code that shells use for a signal
+def _leave(job: str, number: int) -> NoReturn:
+    """End the command by a signal; its job continues in the server."""
+    echo(
+        f"The server continues this job. Follow it: tessera jobs follow {job}. Cancel it: tessera jobs cancel {job}.",
+        err=True,
+    )
+    raise SystemExit(128 + number)  # the exit code that shells use for a signal
 
 
 @click.group("jobs", invoke_without_command=True)
@@ -162,7 +160,7 @@ def follow(job: str) -> None:
                 while state.state not in _STOPPED:
                     state = _follow(client, state, line.update)
         except KeyboardInterrupt:
-            raise LeftRunning(state.id, signal.SIGINT) from None
+            _leave(state.id, signal.SIGINT)
         finally:
             line.clear()
     echo(_described(state))
