@@ -117,7 +117,8 @@ class Interrupted(click.ClickException):
 def _leave(job: str, number: int) -> NoReturn:
     """End the command by a signal; its job continues in the server."""
     echo(
-        f"The server continues this job. Follow it: tessera jobs follow {job}. Cancel it: tessera jobs cancel {job}.",
+        f"The server continues this job. Follow it: tessera jobs follow {job}. "
+        f"Cancel it: tessera jobs cancel {job}.",
         err=True,
     )
     raise SystemExit(128 + number)  # the exit code that shells use for a signal
