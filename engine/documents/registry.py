@@ -357,7 +357,6 @@ class Collections:
     def add(self, name: str, prefix: str = NAMED, **fields: object) -> OpenCollection:
         """Add a collection and start reading its files. Raises: InputFault."""
         definition = self.definitions.add(name, prefix, **fields)
-        self._begin()
         self.refresh(definition.id)
         return self.live(definition.id)
 
@@ -384,8 +383,8 @@ class Collections:
     def refresh(self, key: str) -> None:
         """Check a collection's files now."""
         definition = self.definitions.get(key)
-        self._begin()
         self._mark_dirty(definition.id)
+        self._begin()
 
     def _mark_dirty(self, collection: str) -> None:
         with self._wake:
