@@ -85,7 +85,7 @@ def test_a_killed_runner_is_an_error_event_and_the_next_request_works(own_server
         lines = response.iter_lines()
         next(line for line in lines if '"content":"' in line and '"content":""' not in line)
         (runner,) = own_server.runners()
-        killed = Stopwatch(own_server.process.pid)
+        killed = Stopwatch(own_server.process.pid, runner.pid)
         runner.send_signal(signal.SIGKILL)
         error = next(line for line in lines if '"error"' in line)
         took = killed.seconds()
@@ -121,6 +121,7 @@ def test_killing_the_server_leaves_no_runner(own_server):
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_cancels_its_generation(own_server, stream):
     httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
+    (runner,) = own_server.runners()
     address = urlsplit(own_server.url)
     body = json.dumps({**LONG, "stream": stream}).encode()
     with socket.create_connection((address.hostname, address.port)) as connection:
@@ -129,7 +130,7 @@ def test_a_client_that_leaves_cancels_its_generation(own_server, stream):
             b"Content-Length: %d\r\n\r\n" % len(body) + body
         )
         wait_for(lambda: active(own_server) > 0, what="the generation's start")
-        left = Stopwatch(own_server.process.pid)
+        left = Stopwatch(own_server.process.pid, runner.pid)
     wait_for(lambda: active(own_server) == 0, 60, "the generation's end")
     assert left.seconds() < 1.5
     assert httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60).status_code == 200

@@ -277,7 +277,7 @@ def test_a_key_that_is_not_taken(http, host, worker, link, tmp_path):
         row = add(http, host, link.port, worker.port, identity=str(tmp_path / "missing")).json()
         assert row["state"] == "refused"
         assert "missing cannot be used (No such file or directory)" in row["reason"]
-        assert not host.live()
+        wait_for(lambda: not host.live(), PATIENCE_S, "the end of the SSH connection")
     finally:
         stranger.stop()
         http.delete("/tessera/v1/remotes/desk")

@@ -63,6 +63,10 @@ def get(server, path):
     return httpx2.get(f"{server.url}/tessera/v1/{path}", headers=head, timeout=60).json()
 
 
+def reserved(server):
+    return get(server, "ledger")["reservations"]
+
+
 def gone(pids):
     """Return whether the processes have ended; zombies count as ended."""
     return not any(map(runs, pids))
@@ -85,7 +89,7 @@ def test_a_folder_is_served_with_its_memory_set_aside_and_ends_with_its_model(st
     assert told["environment"]["HF_HUB_OFFLINE"] == "1"
 
     def held():
-        (found,) = [r for r in get(server, "ledger")["reservations"] if r["owner"] == model]
+        (found,) = [r for r in reserved(server) if r["owner"] == model]
         return found
 
     assert held()["predicted_bytes"] == weights + GIB + 3_000_000_000
@@ -95,7 +99,7 @@ def test_a_folder_is_served_with_its_memory_set_aside_and_ends_with_its_model(st
     with httpx2.Client(headers={"authorization": f"Bearer {server.token}"}, timeout=60) as http:
         http.post(f"{server.url}/tessera/v1/models/{model}/unload").raise_for_status()
     wait_for(lambda: gone(told["pids"]), 60, "the end of vLLM and its engine")
-    assert not [r for r in get(server, "ledger")["reservations"] if r["owner"] == model]
+    wait_for(lambda: not reserved(server), 60, "its memory")
 
 
 def test_its_server_answers_nobody_else(start):
@@ -121,7 +125,7 @@ def test_one_that_does_not_start_says_why_and_holds_nothing(start):
     with pytest.raises(openai.APIStatusError, match="Failed to infer device type"):
         ask(server, "hello")
     wait_for(lambda: gone(server.told()["pids"]), 60, "the end of its engine")
-    assert get(server, "ledger")["reservations"] == []
+    wait_for(lambda: not reserved(server), 60, "its memory")
 
 
 def test_a_crash_in_an_answer_is_told_and_the_next_request_starts_it_again(start):

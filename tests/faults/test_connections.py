@@ -3,7 +3,6 @@
 import os
 import socket
 import sys
-import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import httpx2 as httpx
 import pytest
 
 from engine.server import log_rate_limit
-from tests.support.servers import RunningServer
+from tests.support.servers import RunningServer, wait_for
 from tests.support.unhindered import Stopwatch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
@@ -125,11 +124,8 @@ def test_an_answer_that_is_not_taken_ends(server):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.connect(address(server))
             connection.sendall(request)
-        deadline = time.monotonic() + 300  # 1,800 tokens beside others: what is measured is that it ends
-        time.sleep(3)
-        while "tessera_requests_active 0" not in httpx.get(f"{server.url}/metrics", timeout=60).text:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        wait_for(lambda: server.log.count("route=/v1/completions") == 2, 300, "the end of both answers")
+    assert "tessera_requests_active 0" in httpx.get(f"{server.url}/metrics", timeout=60).text
 
 
 def test_a_log_of_its_own_is_shortened_to_its_end(tmp_path, monkeypatch):

@@ -137,7 +137,8 @@ def test_chat_crash_and_restart(flm_server):
         with pytest.raises(openai.APIError, match="FastFlowLM aborted the answer"):
             ask(server, "please hangup now")
         assert ask(server, "again").choices[0].message.content == "NPU says: again"
-        second = server.runners("engine.upstreams.guard")[0]
+        wait_for(lambda: len(server.runners("engine.upstreams.guard")) == 1, what="the end of the first")
+        (second,) = server.runners("engine.upstreams.guard")
         assert second.pid != first
         flm = [p.pid for p in second.children(recursive=True)]
     server.stop()

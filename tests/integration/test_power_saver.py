@@ -1,7 +1,6 @@
 """Modes hold the system's power profiles; a fake `powerprofilesctl` keeps a file with the profile meanwhile."""
 
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -15,15 +14,9 @@ from engine.placement.types import PlacementLimits
 from engine.pool.generation_hooks import GenerationHooks
 from engine.runner.protocol import LoadSettings
 from engine.server.power import PowerService
+from tests.support.servers import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a script is started by its first line")
-
-
-def until(holds):
-    end = time.monotonic() + 10
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert holds()
 
 
 @pytest.fixture
@@ -58,22 +51,22 @@ def service(tmp_path, saver, performance=None, loaded=()):
 def test_the_profile_is_held_while_the_mode_is_quiet(tmp_path, saver, note):
     made = service(tmp_path, saver)
     made.set(PowerLimits(mode="quiet"))
-    until(note.exists)
+    wait_for(note.exists)
     assert made.state().saver
     made.set(PowerLimits(mode="fast"))
-    until(lambda: not note.exists())
+    wait_for(lambda: not note.exists())
     assert not made.state().saver
 
 
 def test_it_ends_with_the_server_and_is_held_again_after_a_start(tmp_path, saver, note):
     service(tmp_path, saver).set(PowerLimits(mode="quiet"))
-    until(note.exists)
+    wait_for(note.exists)
     saver.release()
-    until(lambda: not note.exists())
+    wait_for(lambda: not note.exists())
     again = service(tmp_path, saver)
-    until(note.exists)
+    wait_for(note.exists)
     again.close()
-    until(lambda: not note.exists())
+    wait_for(lambda: not note.exists())
 
 
 def test_a_system_without_profiles_stays_as_it_is(tmp_path):
@@ -99,24 +92,24 @@ def test_a_fast_computer_is_faster_while_a_model_works_on_mains(tmp_path, find, 
     assert not made.state().performance, "the mode is balanced"
     made.set(PowerLimits(mode="fast"))
     sample()
-    until(lambda: note.exists() and note.read_text() == "performance")
+    wait_for(lambda: note.exists() and note.read_text() == "performance")
     assert made.state().performance
     sample(5, active=0)
     assert made.state().performance, "the next request comes at once"
     sample(6, active=0)
-    until(lambda: not note.exists())
+    wait_for(lambda: not note.exists())
     sample()
-    until(note.exists)
+    wait_for(note.exists)
     battery["unplugged"] = True
     sample()
-    until(lambda: not note.exists())
+    wait_for(lambda: not note.exists())
     battery["unplugged"] = False
     sample()
-    until(note.exists)
+    wait_for(note.exists)
     made.set(PowerLimits(mode="fast", cap_w=30))
-    until(lambda: not note.exists())
+    wait_for(lambda: not note.exists())
     made.set(PowerLimits(mode="fast"))
     sample()
-    until(note.exists)
+    wait_for(note.exists)
     made.close()
-    until(lambda: not note.exists())
+    wait_for(lambda: not note.exists())

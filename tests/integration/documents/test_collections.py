@@ -78,7 +78,7 @@ def test_changes_on_disk_are_followed(collections, folder):
 
 def test_what_changes_is_read_by_a_child_that_waits_for_it(collections, folder):
     settled(collections.add("sea", sources=(str(folder),)))
-    wait_for(lambda: collections._quick.pid and collections._warmed >= {"markdown", "pdf"}, 30, "the child")
+    wait_for(lambda: collections._quick.pid and collections._warmed >= {"markdown", "pdf"}, 60, "the child")
     assert collections._readers[False].pid is None  # no work left: the process was ended to free its memory
     waiting = collections._quick.pid
     if hasattr(os, "getpriority"):
@@ -86,12 +86,12 @@ def test_what_changes_is_read_by_a_child_that_waits_for_it(collections, folder):
         assert os.getpriority(os.PRIO_PROCESS, waiting) == mine
     live = collections.live("sea")
     (folder / "new.md").write_text("# Gulls\n\nThe kittiwake nests on cliffs.\n")
-    wait_for(lambda: found(live, "kittiwake"), 20, "the new file")
+    wait_for(lambda: found(live, "kittiwake"), 60, "the new file")
     assert collections._quick.pid == waiting
     looked, saved = live.checked_at, folder / ".new.md.part"
     saved.write_text("# Gulls\n\nThe skua steals fish.\n")  # as programs save: a new file, then a rename
     saved.replace(folder / "new.md")
-    wait_for(lambda: found(live, "skua"), 20, "the saved file")
+    wait_for(lambda: found(live, "skua"), 60, "the saved file")
     assert live.checked_at == looked  # no check of all other files
     (folder / "long.txt").write_text("A long log of the harbour.\n" * 200_000 + "The fulmar spits oil.\n")
     wait_for(lambda: found(live, "fulmar"), 60, "the long file")

@@ -115,6 +115,14 @@ class FakeHub:
         self.body_bytes.clear()
         self.requests.clear()
 
+    def count(self, path, num_bytes):
+        with self._lock:
+            self.body_bytes[path] += num_bytes
+
+    def count_active(self, change):
+        with self._lock:
+            self.active += change
+
     def take(self, name):
         """Use up one of a counted fault; return it, or False if none is left."""
         with self._lock:
@@ -305,11 +313,11 @@ class _StorageHandler(_Handler):
         return None
 
     def body(self, data, start, end):
-        self.hub.active += 1
+        self.hub.count_active(1)
         try:
             self.send_body(data, start, end)
         finally:
-            self.hub.active -= 1
+            self.hub.count_active(-1)
 
     def send_body(self, data, start, end):
         cut = self.hub.take("cut_after")
@@ -324,9 +332,9 @@ class _StorageHandler(_Handler):
                     self.wfile.flush()
                     return act()
             self.hub.pace(len(piece))
-            self.wfile.write(piece)
             sent += len(piece)
-            self.hub.body_bytes[self.path] += len(piece)
+            self.hub.count(self.path, len(piece))  # before the client has it, and looks at the number
+            self.wfile.write(piece)
         return None
 
     def cut(self):

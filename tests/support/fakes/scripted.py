@@ -117,9 +117,9 @@ class ScriptedServer:
         return self.folder / f"script{self.scripts:04}.jsonl"
 
     def asked(self) -> list[dict]:
-        """Requests that reached the runner."""
+        """Requests that reached the runner, without the one that it is writing down."""
         path = self.folder / "requests.jsonl"
-        return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+        return [json.loads(line) for line in path.read_text("utf-8").split("\n")[:-1]] if path.exists() else []
 
     def prompts(self) -> list[str]:
         return [request["prompt"] for request in self.asked()]

@@ -251,7 +251,8 @@ def test_long_texts_on_a_device_are_compared_once_while_nothing_runs(tmp_path, m
 
             monkeypatch.setattr(state.pool, "load_again", again)
             await until(lambda: checks.verdict(loaded.settings, shape, machine).deep_at)
-            await asyncio.sleep(1)
+            await until(lambda: bool(renewed) is wrong)
+            await asyncio.sleep(1)  # several idle times
             found = checks.verdict(loaded.settings, shape, machine)
             assert found.wrong is wrong
             assert ("wrongly" in found.reason) is wrong

@@ -11,6 +11,7 @@ import pytest
 import uvicorn
 
 from devices.memory_ledger import DeviceBytes
+from devices.probes import ram
 from engine.core.paths import user_paths
 from engine.jobs.jobs import JobRegistry
 from engine.library import recommended_models, work
@@ -81,7 +82,10 @@ def test_the_token_is_needed(server):
         assert httpx2.get(f"{server.base_url}/tessera/v1/{path}", trust_env=False).status_code == 401
 
 
-def test_verdicts_count_what_loaded_models_hold(server, placer):
+def test_verdicts_count_what_loaded_models_hold(server, placer, monkeypatch):
+    usual, memory = ram.text, f"MemTotal: {8 << 20} kB\nMemAvailable: {6 << 20} kB\n"  # that of others changes
+    monkeypatch.setattr(ram, "text", lambda host, path: memory if path == "/proc/meminfo" else usual(host, path))
+
     def available():
         [option] = server.get("/tessera/v1/hub/plan", params={"repo": "org/Spark-GGUF"}).json()["options"]
         return option["verdict"]["available_bytes"], option["verdict"]["fits"]

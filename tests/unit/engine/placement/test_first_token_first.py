@@ -25,9 +25,14 @@ def admission(bundled_model, tmp_path, monkeypatch):
     return made
 
 
-async def loaded(admission):
+async def load(admission):
     await admission.reserve("m", admission.settings)
     admission.attach("m", os.getpid(), BufferLog())
+    assert admission.asked == []
+
+
+async def loaded(admission):
+    await load(admission)
     await asyncio.sleep(0.05)
     assert admission.asked == []
 
@@ -58,7 +63,7 @@ def test_or_after_a_while_without_one(admission, monkeypatch):
     monkeypatch.setattr("engine.placement.memory_admission.ASKED_AFTER_S", 1.0)
 
     async def main():
-        await loaded(admission)
+        await load(admission)
         await asyncio.gather(*admission._audits)
         assert admission.asked == [admission.settings.path]
 
@@ -69,7 +74,7 @@ def test_and_never_for_a_model_that_is_gone_again(admission, monkeypatch):
     monkeypatch.setattr("engine.placement.memory_admission.ASKED_AFTER_S", 1.0)
 
     async def main():
-        await loaded(admission)
+        await load(admission)
         admission.release("m")
         await asyncio.gather(*admission._audits)
         assert admission.asked == []
