@@ -18,9 +18,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def tessera(*arguments, stdin=None):
+    """A command with a server of its own, if it needs one; with that of a home where `running` is used."""
+    given = {"input": stdin} if stdin is None or isinstance(stdin, str) else {"stdin": stdin}
     return subprocess.run(
-        [sys.executable, "-m", "app", *arguments], cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=90
+        [sys.executable, "-m", "app", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=90, **given
     )
+
+
+@pytest.fixture
+def running(beside, monkeypatch):
+    """Commands find a server that runs: starting one, and loading a model, are others' tests."""
+    monkeypatch.setenv("TESSERA_HOME", str(beside.home))
 
 
 def test_one_answer_and_its_speed():
@@ -31,6 +39,7 @@ def test_one_answer_and_its_speed():
     assert "tok/s" not in done.stdout
 
 
+@pytest.mark.usefixtures("running")
 def test_a_prompt_is_given_piped_or_both_and_json_is_one_object(tmp_path):
     """What is piped in stands below the prompt; `-` is a prompt that is only piped in."""
     (tmp_path / "note.txt").write_text("a token\n")
@@ -39,8 +48,7 @@ def test_a_prompt_is_given_piped_or_both_and_json_is_one_object(tmp_path):
     alone = json.loads(tessera("chat", "-p", "-", *options, stdin="What is\n\na token").stdout)
     piped = json.loads(tessera("chat", "spark", "-p", "What is", *options, stdin="a token\n").stdout)
     with (tmp_path / "note.txt").open() as file:
-        command = [sys.executable, "-m", "app", "chat", "spark", "-p", "What is", *options]
-        read = json.loads(subprocess.run(command, cwd=ROOT, stdin=file, capture_output=True, timeout=90).stdout)
+        read = json.loads(tessera("chat", "spark", "-p", "What is", *options, stdin=file).stdout)
     assert (given["model"], given["finish_reason"]) == ("spark", "length")
     assert given["usage"]["completion_tokens"] == 8
     assert given["usage"]["prompt_tokens"] > 5
@@ -50,11 +58,11 @@ def test_a_prompt_is_given_piped_or_both_and_json_is_one_object(tmp_path):
         assert other["answer"] == given["answer"]
 
 
+@pytest.mark.usefixtures("running")
 def test_a_pipe_that_stays_open_and_empty_holds_nobody_up():
     reading, writing = os.pipe()
     try:
-        command = [sys.executable, "-m", "app", "chat", "spark", "-p", "Hi", "--max-tokens", "3"]
-        done = subprocess.run(command, cwd=ROOT, stdin=reading, capture_output=True, text=True, timeout=90)
+        done = tessera("chat", "spark", "-p", "Hi", "--max-tokens", "3", stdin=reading)
     finally:
         os.close(reading)
         os.close(writing)
@@ -67,8 +75,7 @@ def test_a_file_far_too_large_is_refused_before_a_model_is_loaded(tmp_path):
     (tmp_path / "image.bin").touch()
     os.truncate(tmp_path / "image.bin", 100 << 20)
     with (tmp_path / "image.bin").open() as file:
-        command = [sys.executable, "-m", "app", "chat", "spark", "-p", "What is this?"]
-        done = subprocess.run(command, cwd=ROOT, stdin=file, capture_output=True, text=True, timeout=90)
+        done = tessera("chat", "spark", "-p", "What is this?", stdin=file)
     assert done.returncode == 2
     assert "16 MiB" in done.stderr
 
@@ -92,6 +99,7 @@ def test_a_conversation_remembers():
         (("nonsense",), 2, "nonsense"),
     ],
 )
+@pytest.mark.usefixtures("running")
 def test_errors_have_a_code_and_no_traceback(arguments, code, says):
     done = tessera(*arguments)
     assert done.returncode == code
@@ -99,6 +107,7 @@ def test_errors_have_a_code_and_no_traceback(arguments, code, says):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.usefixtures("running")
 def test_debug_shows_the_traceback():
     assert "Traceback" in tessera("--debug", "chat", "no-such-model", "-p", "x").stderr
 

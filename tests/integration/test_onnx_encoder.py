@@ -13,22 +13,31 @@ from quantize.onnx.folder import convert_gguf
 from quantize.onnx.request import FixedOptions
 from tests.support.models.bert_shape import write_bert
 from tests.support.models.onnx_bert import write_onnx_bert
+from tests.support.runner_calls import answered
 
 TEXTS = ["one two three", "tiles w1 w2 w3 w4 w5 one", "two", "tile unknownword one"]
 
 
-def rows(engine, path, inputs, query=None, *, quick=False):
+def with_runner(engine, path, work, *, quick=False):
     async def main():
         runner = await RunnerProcess.start(engine, str(path))
         try:
             settings = LoadSettings(path=str(path), n_ctx=64, embeddings=True, n_threads=1, repack=quick)
             await runner.load(settings)  # weights as stored in the file
-            done = await runner.embed(inputs, query=query, quick=quick)
-            return np.stack([np.frombuffer(v, "<f4") for v in done.vectors]), done.token_counts
+            return await work(runner)
         finally:
             await runner.stop()
 
     return asyncio.run(main())
+
+
+async def embedded(runner, inputs, query=None, *, quick=False):
+    done = await runner.embed(inputs, query=query, quick=quick)
+    return np.stack([np.frombuffer(v, "<f4") for v in done.vectors]), done.token_counts
+
+
+def rows(engine, path, inputs, query=None, *, quick=False):
+    return with_runner(engine, path, lambda runner: embedded(runner, inputs, query, quick=quick), quick=quick)
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +71,15 @@ def test_fixed_shapes_give_the_same_numbers(models, tmp_path, rank):
     convert_gguf(source, tmp_path / "open")
     convert_gguf(source, tmp_path / "fixed", fixed=FixedOptions(context=32))
     query = "one tile" if rank else None
-    expected, found = (rows("onnx", tmp_path / name, TEXTS, query)[0] for name in ("open", "fixed"))
+
+    async def work(runner):
+        with pytest.raises(ContextOverflow):
+            await embedded(runner, ["one " * 40], query)
+        return await embedded(runner, TEXTS, query)
+
+    expected, _ = rows("onnx", tmp_path / "open", TEXTS, query)
+    found, _ = with_runner("onnx", tmp_path / "fixed", work)
     assert np.allclose(found, expected, atol=1e-4)
-    with pytest.raises(ContextOverflow):
-        rows("onnx", tmp_path / "fixed", ["one " * 40], query)
 
 
 def test_many_inputs_that_may_be_quick_keep_their_order_and_nearly_their_vectors(models):
@@ -78,35 +92,30 @@ def test_many_inputs_that_may_be_quick_keep_their_order_and_nearly_their_vectors
 
 
 def test_padding_changes_nothing(models):
-    _, folder = models[False]
-    together, _ = rows("onnx", folder, TEXTS)
-    alone = np.concatenate([rows("onnx", folder, [text])[0] for text in TEXTS[:2]])
+    async def work(runner):
+        alone = [(await embedded(runner, [text]))[0] for text in TEXTS[:2]]
+        return np.concatenate(alone), (await embedded(runner, TEXTS))[0]
+
+    alone, together = with_runner("onnx", models[False][1], work)
     assert np.allclose(together[:2], alone, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "query", "said"),
-    [
-        (["one " * 99], None, "101 tokens"),
-        ([[999]], None, "Token ids"),
-        (["x"], "y", "no ranking head"),
-        ([], None, "nothing"),
-    ],
+IMPOSSIBLE = (
+    (["one " * 99], None, "101 tokens"),
+    ([[999]], None, "Token ids"),
+    (["x"], "y", "no ranking head"),
+    ([], None, "nothing"),
 )
-def test_what_cannot_be_embedded_is_refused(models, inputs, query, said):
-    with pytest.raises(InputFault, match=said):
-        rows("onnx", models[False][1], inputs, query)
 
 
-def test_an_encoder_generates_nothing(models):
-    async def main():
-        runner = await RunnerProcess.start("onnx", "x")
-        try:
-            await runner.load(LoadSettings(path=str(models[False][1]), n_ctx=64))
-            async for _event in runner.generate(GenerationRequest(prompt="hi")):
-                pass
-        finally:
-            await runner.stop()
+def test_what_cannot_be_embedded_is_refused_and_an_encoder_generates_nothing(models):
+    async def work(runner):
+        for inputs, query, said in IMPOSSIBLE:
+            with pytest.raises(InputFault, match=said):
+                await embedded(runner, inputs, query)
+        with pytest.raises(InputFault, match="generates none"):
+            await answered(runner, GenerationRequest(prompt="hi"))
+        return await embedded(runner, TEXTS)
 
-    with pytest.raises(InputFault, match="generates none"):
-        asyncio.run(main())
+    _, counts = with_runner("onnx", models[False][1], work)
+    assert len(counts) == len(TEXTS)

@@ -140,33 +140,27 @@ def test_cancelling_ends_the_work_and_nothing_else(folder):
     assert stats.active == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "param"),
-    [
-        ({"sampling": SamplingParams(mirostat=2)}, "mirostat"),
-        ({"sampling": SamplingParams(dry_multiplier=0.8)}, "dry_multiplier"),
-        ({"lora": (("x", 1.0),)}, "lora"),
-        ({"prompt": [99999]}, "prompt"),
-        ({"prompt": []}, "prompt"),
-        ({"sampling": SamplingParams(logit_bias={99999: 1.0})}, "logit_bias"),
-    ],
+IMPOSSIBLE = (
+    ({"sampling": SamplingParams(mirostat=2)}, "mirostat"),
+    ({"sampling": SamplingParams(dry_multiplier=0.8)}, "dry_multiplier"),
+    ({"lora": (("x", 1.0),)}, "lora"),
+    ({"prompt": [99999]}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"sampling": SamplingParams(logit_bias={99999: 1.0})}, "logit_bias"),
 )
-def test_what_is_not_honoured_is_refused(folder, options, param):
+
+
+def test_what_is_not_honoured_and_a_prompt_beyond_the_context_are_refused(folder):
     async def work(runner, _facts):
-        await collect(runner, **{"prompt": "Hello", **options})
+        for options, param in IMPOSSIBLE:
+            with pytest.raises(InputFault) as caught:
+                await collect(runner, **{"prompt": "Hello", **options})
+            assert caught.value.param == param
+        with pytest.raises(ContextOverflow) as overflow:
+            await collect(runner, [300] * 2000)
+        assert (overflow.value.prompt_tokens, overflow.value.context_tokens) == (2000, 1024)
 
-    with pytest.raises(InputFault) as caught:
-        with_runner(folder, work)
-    assert caught.value.param == param
-
-
-def test_a_prompt_beyond_the_context(folder):
-    async def work(runner, _facts):
-        await collect(runner, [300] * 2000)
-
-    with pytest.raises(ContextOverflow) as caught:
-        with_runner(folder, work)
-    assert (caught.value.prompt_tokens, caught.value.context_tokens) == (2000, 1024)
+    with_runner(folder, work)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="POSIX signals")

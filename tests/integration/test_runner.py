@@ -222,24 +222,23 @@ def test_control_tokens_are_hidden_unless_wanted(bundled_model):
     assert "<|im_start|>" in shown[0]
 
 
-@pytest.mark.parametrize(
-    ("request_", "error"),
-    [
-        (GenerationRequest(prompt=[]), InputFault),
-        (GenerationRequest(prompt=[-1]), InputFault),
-        (GenerationRequest(prompt=[10**6]), InputFault),
-        (GenerationRequest(prompt=[1], sampling=SamplingParams(logit_bias={10**6: 1.0})), InputFault),
-        (GenerationRequest(prompt=[5] * 1024), ContextOverflow),
-    ],
+IMPOSSIBLE = (
+    (GenerationRequest(prompt=[]), InputFault),
+    (GenerationRequest(prompt=[-1]), InputFault),
+    (GenerationRequest(prompt=[10**6]), InputFault),
+    (GenerationRequest(prompt=[1], sampling=SamplingParams(logit_bias={10**6: 1.0})), InputFault),
+    (GenerationRequest(prompt=[5] * 1024), ContextOverflow),
 )
-def test_what_would_end_the_process_is_refused_before(bundled_model, request_, error):
-    async def work(runner):
-        with pytest.raises(error):
-            async for _ in runner.generate(request_):
-                pass
-        return await collect(runner, "x", max_tokens=2)
 
-    assert with_runner(bundled_model, work)[2].finish_reason in ("length", "stop")
+
+def test_what_would_end_the_process_is_refused_before(bundled_model):
+    async def work(runner):
+        for request, error in IMPOSSIBLE:
+            with pytest.raises(error):
+                await answered(runner, request)
+            assert (await collect(runner, "x", max_tokens=2))[2].finish_reason in ("length", "stop"), request
+
+    with_runner(bundled_model, work)
 
 
 @pytest.mark.parametrize(

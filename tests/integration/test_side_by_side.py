@@ -61,7 +61,7 @@ def test_a_long_prompt_is_read_while_short_ones_keep_coming(bundled_model):
         return GenerationRequest(prompt=prompt, max_tokens=tokens, ignore_eos=True, sampling=GREEDY)
 
     async def work(runner):
-        long = asyncio.create_task(answered(runner, ask(2500, 4)))
+        long = asyncio.create_task(answered(runner, ask(1300, 4)))
         count = 0
 
         async def keep_asking():
@@ -74,6 +74,6 @@ def test_a_long_prompt_is_read_while_short_ones_keep_coming(bundled_model):
         await asyncio.wait_for(asyncio.gather(*(keep_asking() for _ in range(6))), 300)
         return count, (await long).done.usage
 
-    count, usage = with_runner(bundled_model, work, n_ctx=4096, n_parallel=8, n_batch=64, n_ubatch=64)
+    count, usage = with_runner(bundled_model, work, n_ctx=2048, n_parallel=8, n_batch=64, n_ubatch=64)
     assert usage.completion_tokens == 4
     assert count > 10

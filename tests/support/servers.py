@@ -49,7 +49,7 @@ class RunningServer:
         self, home: Path, *arguments: str, env: dict[str, str] | None = None, program: str = "app"
     ) -> None:
         self.home = home
-        self._is_usual = env is None and program == "app"
+        self._is_usual = program == "app"
         if self._is_usual:
             give_dry_runs(home)
         self.log_path = home / "server.log"

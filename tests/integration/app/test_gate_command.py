@@ -9,10 +9,19 @@ from pathlib import Path
 import pytest
 
 from tests.support.models.golden_tasks import golden_tasks
+from tests.support.servers import RunningServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[3]
 SPARK = ROOT / "assets/models/spark-f16.gguf"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A home whose server all commands use."""
+    running = RunningServer(tmp_path_factory.mktemp("home"))
+    yield running.home
+    running.stop()
 
 
 def tessera(home, *arguments):
@@ -21,12 +30,12 @@ def tessera(home, *arguments):
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=580)
 
 
-def test_a_veto_ends_with_one_and_its_numbers_and_leaves_no_file(tmp_path):
+def test_a_veto_ends_with_one_and_its_numbers_and_leaves_no_file(home, tmp_path):
     out = tmp_path / "made"
     out.mkdir()
     tasks = golden_tasks(tmp_path, SPARK)
     wanted = (out / "small.gguf", "--budget", "3100000B", "--tier", "instant", "--gate", tasks, "--json")
-    done = tessera(tmp_path / "home", *wanted)
+    done = tessera(home, *wanted)
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout)
     (check,) = report["gate"]["checks"]
@@ -34,8 +43,7 @@ def test_a_veto_ends_with_one_and_its_numbers_and_leaves_no_file(tmp_path):
     assert list(out.iterdir()) == []
 
 
-def test_what_a_gate_will_take_is_told_before(tmp_path):
-    home = tmp_path / "home"
+def test_what_a_gate_will_take_is_told_before(home):
     plain = json.loads(tessera(home, "--bpw", "4.5", "--plan-only", "--json").stdout)
     gated = json.loads(tessera(home, "--bpw", "4.5", "--plan-only", "--json", "--gate", "certify").stdout)
     assert "gate" not in plain["forecast"]["phases"]
@@ -46,13 +54,13 @@ def test_what_a_gate_will_take_is_told_before(tmp_path):
     assert gated["forecast"]["phases"].keys() - plain["forecast"]["phases"].keys() == {"gate"}
 
 
-def test_a_wrong_file_of_tasks_is_refused_with_its_line(tmp_path):
+def test_a_wrong_file_of_tasks_is_refused_with_its_line(home, tmp_path):
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"prompt": "x", "answer": "y"}\n{"prompt": "x"}\n', "utf-8")
-    done = tessera(tmp_path / "home", tmp_path / "out.gguf", "--bpw", "4.5", "--gate", bad)
+    done = tessera(home, tmp_path / "out.gguf", "--bpw", "4.5", "--gate", bad)
     assert done.returncode == 3
     assert "bad.jsonl, line 2: give either an answer or a regex." in done.stderr
     assert "Traceback" not in done.stderr
-    absent = tessera(tmp_path / "home", "--bpw", "4.5", "--gate", "cretify")
+    absent = tessera(home, "--bpw", "4.5", "--gate", "cretify")
     assert absent.returncode == 2
     assert "neither certify nor evaluate nor a file" in absent.stderr
