@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -93,9 +94,8 @@ class Models(QObject):
         self.choices: tuple[ModelChoice, ...] = ()
         self.starters = Starters(proposals=())  # recommended models, the same on every page
         self.reachable = False
-        self._asking = False
         self._timer = QTimer(self, interval=3000)
-        self._timer.timeout.connect(self.refresh)
+        self._timer.timeout.connect(self._poll)
 
     def start(self) -> None:
         """Refresh now, then periodically."""
@@ -137,7 +137,8 @@ class Models(QObject):
 
     def refresh_proposals(self, *, check: bool = False) -> None:
         """Request the recommended models. Their expected speeds may have become known. `check` asks the hub too."""
-        self._background.run(lambda: self._api.starters(check=check), self.take_proposals, lambda _: None, self)
+        ask = partial(self._api.starters, check=check)
+        self._background.run(ask, self.take_proposals, lambda _: None, self, newest="proposals")
 
     def take_proposals(self, answer: Starters) -> None:
         """Store recommended models. Pages show them from here, so that all pages recommend the same."""
@@ -146,14 +147,14 @@ class Models(QObject):
             self.proposals_changed.emit()
 
     def refresh(self) -> None:
-        """Request the model list, unless a request is already pending."""
-        if self._asking:
-            return
-        self._asking = True
-        self._background.run(self._api.chat_models, self._on_answer, self._on_error, self)
+        """Request the model list. An answer to an earlier request, from before a change, is dropped."""
+        self._background.run(self._api.chat_models, self._on_answer, self._on_error, self, newest="models")
+
+    def _poll(self) -> None:
+        if not self._background.is_loading(self, "models"):
+            self.refresh()
 
     def _on_answer(self, answer: tuple[ModelRow, ...]) -> None:
-        self._asking = False
         self._timer.setInterval(10_000)
         choices = tuple(choice_of(row) for row in answer if _can_chat(row))
         if not self.reachable:
@@ -164,7 +165,6 @@ class Models(QObject):
             self.changed.emit()
 
     def _on_error(self, error: Exception) -> None:
-        self._asking = False
         self._timer.setInterval(1000)
         log.debug("models not listed: %s", error)
         if self.reachable:
@@ -210,6 +210,15 @@ class AppContext:
         """Whether the user agreed that the hub is asked for the recommended models."""
         return self.settings.now.flag("network.check_models") and not self.settings.now.flag("network.offline")
 
-    def ask(self, banner: Banner, work: Callable[[], T], on_done: Callable[[T], object]) -> None:
-        """Run `work` in the background, then `on_done`. Errors are shown on the page's banner."""
-        self.background.run(work, on_done, lambda error: banner.notify(error_message(error), "bad"), banner)
+    def ask(
+        self, banner: Banner, work: Callable[[], T], on_done: Callable[[T], object], *, newest: str = ""
+    ) -> None:
+        """Run `work` in the background, then `on_done`. Errors are shown on the page's banner.
+
+        `newest`: as in `Background.run`, among what the same banner reports.
+        """
+
+        def failed(error: Exception) -> None:
+            banner.notify(error_message(error), "bad")
+
+        self.background.run(work, on_done, failed, banner, newest)

@@ -33,6 +33,7 @@ class Job(QObject):
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
         self.cancelled = threading.Event()
+        self.ended = False
         self.on_done: Callable[[Any], object] | None = None
         self.on_error: Callable[[Exception], object] | None = None
 
@@ -42,6 +43,7 @@ class Job(QObject):
 
     def finish(self, result: object, error: Exception | None) -> None:
         """Call the callback with the result or the error. Main thread only."""
+        self.ended = True
         if not self.cancelled.is_set():
             if error is not None:
                 if self.on_error is None:
@@ -235,12 +237,21 @@ class Background(QObject):
         job = Job(parent or self)
         job.on_done, job.on_error = on_done, on_error
         if newest:
-            of_parent = self._newest.setdefault(parent or self, {})
-            if (older := of_parent.get(newest)) is not None and shiboken6.isValid(older):
-                older.cancel()
-            of_parent[newest] = job
+            self.drop(parent or self, newest)
+            self._newest.setdefault(parent or self, {})[newest] = job
         self._submit(job, work)
         return job
+
+    def is_loading(self, parent: QObject, newest: str) -> bool:
+        """Whether the result of a run with this name is still to come. Then a poll waits, or it would drop it."""
+        job = self._newest.get(parent, {}).get(newest)
+        return job is not None and not (job.ended or job.cancelled.is_set())
+
+    def drop(self, parent: QObject, newest: str) -> None:
+        """Drop the result of the run with this name, if it is still to come: it is not wanted any more."""
+        job = self._newest.get(parent, {}).pop(newest, None)
+        if job is not None:
+            job.cancel()
 
     def watch(
         self,

@@ -48,7 +48,6 @@ class DashboardPage(Page):
         self.content.addStretch(1)
         for table in (self.table, self.history):
             table.hide()
-        self._asking = False
         self.while_visible(_EVERY_MS, self.refresh, self.refresh)
 
     def _nothing(self) -> QLabel:
@@ -59,22 +58,16 @@ class DashboardPage(Page):
 
     def refresh(self) -> None:
         """Request the statistics, unless a request is already pending."""
-        if self._asking:
+        background, api = self._services.background, self._services.api
+        if background.is_loading(self, "activity"):
             return
-        self._asking = True
-
-        def failed(_: Exception) -> None:
-            self._asking = False
-
-        api = self._services.api
 
         def ask() -> tuple[Stats, RecentActivity, tuple[Work, ...]]:
             return api.stats(), api.recent_requests(), api.work_history(HISTORY_S)
 
-        self._services.background.run(ask, self._show, failed, self)
+        background.run(ask, self._show, lambda _: None, self, newest="activity")
 
     def _show(self, answers: tuple[Stats, RecentActivity, tuple[Work, ...]]) -> None:
-        self._asking = False
         stats, recent, history = answers
         self.table.setVisible(bool(stats.use))
         self.history.setVisible(bool(recent.requests))

@@ -62,15 +62,16 @@ class Jobs(QObject):
             self,
         )
 
-    def started(self, job: Job) -> None:
-        """Add a job that was just started.
+    def started(self, job: Job) -> Job:
+        """Add a job that was just started. Returns its newest known state, and emits `changed` with it.
 
-        Emits `changed` with its newest known state, which may already be final.
+        It may be final: then `finished` was emitted before the reply to the request arrived.
         """
         self._on_jobs([job])
         newest = self.by_id[job.id]
         if newest is not job:  # events arrived before the reply to the request
             self.changed.emit(newest)
+        return newest
 
     def _on_jobs(self, jobs: list[Job]) -> None:
         for job in {job.id: job for job in jobs}.values():

@@ -14,8 +14,9 @@ from app.gui.app_context import AppContext, LiveSettings, Models
 from app.gui.application import Desktop
 from app.gui.background import Background
 from app.gui.chat.page import ChatPage
+from app.gui.jobs import Jobs
 from app.gui.theme import Theme
-from tests.gui.fake_server import EMPTY, FakeServer
+from tests.gui.fake_server import EMPTY, Events, FakeServer
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +85,16 @@ def services(qapp, theme, server, home):
     store.close()
     models.deleteLater()
     background.deleteLater()
+
+
+@pytest.fixture
+def jobs(qapp, services, server):
+    """The jobs of a server that has none."""
+    server.routes["GET", "/tessera/v1/jobs/events"] = Events([])
+    made = Jobs(server.api, services.background, services.models, qapp)
+    yield made
+    made.stop()
+    made.deleteLater()
 
 
 @pytest.fixture

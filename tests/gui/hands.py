@@ -19,3 +19,12 @@ def ask(qtbot, page, text="Hi there"):
     page.composer.set_text(text)
     qtbot.keyClick(page.composer.editor, Qt.Key.Key_Return)
     qtbot.waitUntil(lambda: not page.controller.busy)
+
+
+def settled(qtbot, services):
+    """Wait until every result that was under way has been delivered. No stream may be open."""
+    for future in tuple(services.background._running):
+        future.result(60)
+    delivered = []
+    services.background.watch(services.store.submit(lambda _: None), lambda _: delivered.append(1))
+    qtbot.waitUntil(lambda: delivered == [1])

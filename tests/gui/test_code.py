@@ -15,6 +15,7 @@ from app.code.diff_rows import aligned_rows
 from app.gui.code.page import CodePage
 from app.gui.code.review_panel import diff_rows
 from app.gui.widgets.popups import Menu
+from tests.gui.hands import settled
 
 ANSWER = """Louder it is.
 
@@ -626,3 +627,119 @@ def test_a_damaged_history_does_not_keep_the_project_closed(page, qtbot, server,
     later.controller.close_project()
     later.close()
     later.deleteLater()
+
+
+@pytest.fixture
+def other(tmp_path):
+    root = tmp_path / "other"
+    root.mkdir()
+    (root / "b.py").write_text("b = 1\n")
+    return root
+
+
+def test_an_agent_of_the_project_before_leaves_nothing_in_the_next_one(page, qtbot, server, project, other):
+    work(page, qtbot, server, ("read", {"path": "greet.py"}), EDIT)
+    qtbot.waitUntil(page.consent.isVisible)
+    with qtbot.waitSignal(page.controller.opened):
+        page.open_folder(other)
+    assert page.controller.agent is None, "its steps would restore files of the other project"
+    assert not page.steps.isVisible()
+    assert not page.consent.isVisible()
+    assert not page.controller.busy
+    assert page.controller.session.turns == []
+    assert page.transcript.last_answer == ""
+    assert (project / "greet.py").read_text() == GREET
+    page.agent.setChecked(False)
+    ask(page, qtbot, server, "What is b?")
+    assert page.transcript.last_answer == "All done."
+
+
+def test_of_two_folders_the_one_that_was_chosen_last_is_open(page, qtbot, other, project):
+    with page.controller._lock:  # the first one is still being read
+        page.open_folder(other)
+        page.open_folder(project)
+    qtbot.waitUntil(lambda: not page.controller.busy and page.folder.toolTip() == str(project))
+    assert page.controller._project.workspace.root == project
+    assert (page.files._paths) == ["greet.py", "other.py"]
+
+
+def test_a_banner_of_the_project_before_takes_nothing_back_in_the_next_one(page, qtbot, server, other):
+    ask(page, qtbot, server, "Make greet louder @greet.py")
+    with qtbot.waitSignal(page.controller.written):
+        page.review.apply.click()
+    assert page.banner.isVisible()
+    with qtbot.waitSignal(page.controller.opened):
+        page.open_folder(other)
+    assert not page.banner.isVisible()
+
+
+def test_sessions_of_the_project_before_are_not_listed_in_the_next_one(page, qtbot, server, other):
+    asked_again(page, qtbot, server, "What does @greet.py do?", "It greets.")
+    sessions, go_on = page.controller._project.sessions, threading.Event()
+    list_now = sessions.all
+
+    def slow():
+        found = list_now()
+        go_on.wait(60)
+        return found
+
+    sessions.all = slow
+    page.controller.refresh_history()
+    with qtbot.waitSignal(page.controller.opened):
+        page.open_folder(other)
+    qtbot.waitUntil(lambda: page.history.list.count() == 0)
+    go_on.set()
+    settled(qtbot, page._services)
+    assert page.history.list.count() == 0
+
+
+def test_a_session_that_is_read_late_is_not_shown_after_going_back(page, qtbot, server):
+    asked_again(page, qtbot, server, "What does @greet.py do?", "It greets.")
+    page.new_session.click()
+    asked_again(page, qtbot, server, "And now?", "Nothing.")
+    sessions, go_on = page.controller._project.sessions, threading.Event()
+    load_now = sessions.load
+
+    def slow(session_id):
+        go_on.wait(60)
+        return load_now(session_id)
+
+    sessions.load = slow
+    items = {page.history.list.item(n).text().splitlines()[0]: page.history.list.item(n) for n in range(2)}
+    page.history.list.itemClicked.emit(items["What does @greet.py do?"])
+    page.history.list.itemClicked.emit(items["And now?"])
+    with qtbot.waitSignal(page.controller.session_read):
+        go_on.set()
+    assert not page.past.isVisible()
+    assert page.transcript.last_answer == "Nothing."
+
+
+def test_undo_during_an_answer_takes_nothing_back_and_the_answer_can_still_be_stopped(page, qtbot, server, project):
+    ask(page, qtbot, server, "Make greet louder @greet.py")
+    with qtbot.waitSignal(page.controller.written):
+        page.review.apply.click()
+    qtbot.waitUntil(lambda: not page.controller.busy)
+    server.pieces = ["word "] * 50
+    server.hold.clear()
+    page.composer.set_text("talk")
+    page.composer.send()
+    qtbot.waitUntil(lambda: len(server.bodies) == 2)
+    page.controller.undo()
+    with qtbot.waitSignal(page.controller.pending_changed):  # asked after it
+        page.controller.refresh_pending()
+    assert page.controller.busy
+    assert "HELLO" in (project / "greet.py").read_text()
+    page.composer._send.click()
+    server.hold.set()
+    assert not page.controller.busy
+
+
+def test_a_commit_message_can_be_stopped_while_the_changes_are_read(page, qtbot, server, project):
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    with page.controller._lock:
+        page.commit.click()
+        assert page.controller.busy
+        page.composer._send.click()
+        assert not page.controller.busy
+    settled(qtbot, page._services)
+    assert server.bodies == []

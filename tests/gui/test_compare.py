@@ -6,9 +6,9 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel, QPushButton
 
 from app.db import messages
+from app.gui.chat.answer_stats import FactsLine
 from app.gui.chat.chat_transcript import PairWidget
 from app.gui.chat.page import ChatPage
-from app.gui.widgets.basics import FactsLine
 from engine.api.chat import ModelRow
 
 

@@ -10,15 +10,13 @@ from PySide6.QtWidgets import QCheckBox, QWidget
 
 from app.db import conversations
 from app.gui.devices.page import DevicesPage
-from app.gui.jobs import Jobs
 from app.gui.library.hub_tab import HubTab
 from app.gui.quantize.page import FitPage
 from app.gui.widgets.basics import when_released
 from engine.api.hub import SearchResults
 from engine.api.library import Models
 from engine.api.machine import PowerLimits, PowerState
-from tests.gui.fake_server import Events
-from tests.gui.hands import ask, press, texts
+from tests.gui.hands import ask, press, settled, texts
 from tests.gui.wire import SPARK, hit, hub_option, hub_plan, sketch
 
 
@@ -93,24 +91,22 @@ def test_a_switch_of_a_tool_is_the_same_one_after_it_was_pressed(qtbot, page):
     qtbot.waitUntil(lambda: page.controller.conversation.tools == ())
 
 
-def test_a_slow_search_does_not_take_the_place_of_what_was_opened_since(qtbot, show, services, server):
-    late, answered = threading.Event(), threading.Event()
+def test_a_slow_search_does_not_take_the_place_of_what_was_opened_since(qtbot, show, services, server, jobs):
+    late = threading.Event()
 
     def search(_):
         late.wait(60)
-        answered.set()
         return SearchResults(repositories=(hit("org/late"),))
 
     server.routes["GET", "/tessera/v1/hub/search"] = search
     server.routes["GET", "/tessera/v1/hub/plan"] = hub_plan(hub_option("Q4_K_M", 4 << 30))
-    hub = show(HubTab(services, Jobs(server.api, services.background, services.models)))
+    hub = show(HubTab(services, jobs))
     hub.search.setText("late")
     hub._search()
     hub.open("org/found")
     qtbot.waitUntil(lambda: "Q4_K_M" in texts(hub))
     late.set()
-    qtbot.waitUntil(answered.is_set)
-    qtbot.wait(300)
+    settled(qtbot, services)
     assert "Q4_K_M" in texts(hub)
     assert "late" not in texts(hub)
 
@@ -140,11 +136,9 @@ def test_a_look_from_before_a_change_does_not_bring_old_bounds_of_power_back(qtb
     assert page.power.cap.text() == "15"
 
 
-def test_the_list_of_models_to_fit_is_left_alone_when_it_is_the_same(qtbot, show, services, server, qapp):
+def test_the_list_of_models_to_fit_is_left_alone_when_it_is_the_same(qtbot, show, services, server, jobs):
     server.routes["GET", "/tessera/v1/models"] = Models(models=(SPARK,))
-    server.routes["GET", "/tessera/v1/jobs/events"] = Events([])
     server.routes["POST", "/tessera/v1/quantize/plan"] = lambda body: sketch(body.get("budget_bytes") or 17_000_000)
-    jobs = Jobs(server.api, services.background, services.models, qapp)
     fit = show(FitPage(services, jobs))
     qtbot.waitUntil(fit.start.isEnabled)
     made = []
@@ -153,5 +147,3 @@ def test_the_list_of_models_to_fit_is_left_alone_when_it_is_the_same(qtbot, show
     assert made == []
     fit._show_models(())
     assert made != []
-    jobs.stop()
-    jobs.deleteLater()

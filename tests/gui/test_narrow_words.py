@@ -6,9 +6,10 @@ from PySide6.QtCore import QSettings
 from PySide6.QtWidgets import QPushButton, QWidget
 
 from app.answer_facts import WebSource
+from app.gui.chat.answer_stats import FactsLine
 from app.gui.documents.citations import SourcesCard
 from app.gui.library.model_card import spoken_name
-from app.gui.widgets.basics import ElidedLabel, FactsLine, label
+from app.gui.widgets.basics import ElidedLabel, label
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.splitter import keep_splitters, restore_splitters, saved_splitter
 from tests.gui.wire import SPARK

@@ -1,11 +1,12 @@
 """The bench page: measure a model or shape, watch progress, compare with earlier results, export."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QItemSelectionModel, QSignalBlocker, Qt
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QFileDialog,
@@ -36,6 +37,7 @@ from engine.api.measuring import (
     SpeedCurve,
     TuneRequest,
 )
+from engine.api.stats import UsageSamples
 from engine.placement.results import to_csv
 from quantize.plan.llama_cpp_preset_rules import STAND_IN_MIXES
 
@@ -45,6 +47,7 @@ _BUSY_MS = 1000
 _SHOWN_S = 120
 _LONGEST = 1 << 20
 _SHOWN_RESULTS = 8
+_ROW = QItemSelectionModel.SelectionFlag.Select | QItemSelectionModel.SelectionFlag.Rows
 
 
 class BenchPage(Page):
@@ -173,9 +176,9 @@ class BenchPage(Page):
             self._shapes = answer.shapes
             self._list_models()
 
-        self._services.ask(self.banner, api.bench_shapes, show_shapes)
+        self._services.ask(self.banner, api.bench_shapes, show_shapes, newest="shapes")
         self._request_curve()
-        self._services.ask(self.banner, api.bench_results, self._show_results)
+        self._services.ask(self.banner, api.bench_results, self._show_results, newest="results")
 
     def _list_models(self) -> None:
         chosen = self.model.currentData()
@@ -210,16 +213,15 @@ class BenchPage(Page):
 
     def _request_curve(self) -> None:
         """Request the chosen model's forecast and its measured points. A shape without a file has none."""
-        subject = self._subject
-        kind, name = subject
+        (kind, name), background = self._subject, self._services.background
+        background.drop(self, "curve")
 
-        def show(curve: SpeedCurve) -> None:
-            if subject == self._subject:
-                self._show_curve(curve)
+        def failed(_: Exception) -> None:
+            self._show_curve(SpeedCurve())
 
         if kind == "model":
-            ask = self._services.background.run
-            ask(lambda: self._services.api.speed_curve(name), show, lambda _: show(SpeedCurve()), self)
+            ask = partial(self._services.api.speed_curve, name)
+            background.run(ask, self._show_curve, failed, self, newest="curve")
 
     def _show_curve(self, curve: SpeedCurve) -> None:
         self._curve = curve
@@ -253,12 +255,13 @@ class BenchPage(Page):
         )
 
     def _show_utilization(self) -> None:
-        self._services.background.run(
-            lambda: self._services.api.utilization(_SHOWN_S),
-            lambda answer: self.busy.show_samples(answer.samples),
-            lambda _: None,
-            self,
-        )
+        background, ask = self._services.background, partial(self._services.api.utilization, _SHOWN_S)
+
+        def show(answer: UsageSamples) -> None:
+            self.busy.show_samples(answer.samples)
+
+        if not background.is_loading(self, "utilization"):
+            background.run(ask, show, lambda _: None, self, newest="utilization")
 
     # ------------------------------------------------------------------ measuring
 
@@ -339,7 +342,7 @@ class BenchPage(Page):
             self._show_results(answer)
             self._select_newest()
 
-        self._services.ask(self.banner, self._services.api.bench_results, show)
+        self._services.ask(self.banner, self._services.api.bench_results, show, newest="results")
         self._request_curve()
 
     def _tuned(self, report: TuneReport) -> str:
@@ -368,6 +371,7 @@ class BenchPage(Page):
     # ------------------------------------------------------------------ results
 
     def _show_results(self, answer: BenchResults) -> None:
+        selected = {result.id for result in self.selected}  # their rows move if others were measured meanwhile
         self._results = answer.results
         self.table.setRowCount(len(self._results))
         for line, result in enumerate(self._results):
@@ -385,6 +389,7 @@ class BenchPage(Page):
                 item = QTableWidgetItem(cell)
                 item.setToolTip(cell)
                 self.table.setItem(line, column, item)
+        self._select(selected)
         self._before.setVisible(bool(self._results))
         lines = min(max(len(self._results), 1), _SHOWN_RESULTS)
         head = self.table.horizontalHeader().sizeHint().height()
@@ -392,6 +397,15 @@ class BenchPage(Page):
         if self._results and not self.table.selectedItems():
             self._select_newest()
         self._draw()
+
+    def _select(self, results: Collection[int]) -> None:
+        """Select the results with these ids."""
+        with QSignalBlocker(self.table):
+            self.table.clearSelection()
+            for line, result in enumerate(self._results):
+                if result.id in results:
+                    index = self.table.model().index(line, 0)
+                    self.table.selectionModel().select(index, _ROW)
 
     def _select_newest(self) -> None:
         """Select the newest result of the chosen model or shape."""

@@ -1,11 +1,16 @@
 """Formats the statistics of a response for display."""
 
-from PySide6.QtCore import QCoreApplication, QLocale
+from collections.abc import Sequence
+
+from PySide6.QtCore import QCoreApplication, QEvent, QLocale, Qt
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QLabel, QSizePolicy
 
 from app.answer_facts import AnswerFacts
 from app.client import ChatResponse
 from app.db.records import Message
 from app.gui.reasons import translated
+from app.gui.widgets.basics import LabelKind
 from engine.api.chat import Timings, Usage
 
 _EXACT_BELOW = 100  # tokens/s; no decimals above this
@@ -85,3 +90,41 @@ def speed_facts(answer: ChatResponse, count: int) -> AnswerFacts:
     seconds = answer.last_s - answer.first_s
     speed = round((count - 1) / seconds, 2) if seconds > 0 and count > 1 else 0.0
     return AnswerFacts(usage=Usage(completion_tokens=count), timings=Timings(tok_s=speed))
+
+
+_BETWEEN, _MORE = " · ", " · …"
+
+
+class FactsLine(QLabel):
+    """A line of facts, most important first. The last ones are omitted if they do not fit."""
+
+    def __init__(self, facts: Sequence[str], kind: LabelKind = "small") -> None:
+        super().__init__()
+        self._facts = list(facts)
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setProperty("kind", kind)
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        self.setAccessibleName(_BETWEEN.join(facts))
+        self._fit()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Show as many facts as fit."""
+        super().resizeEvent(event)
+        self._fit()
+
+    def changeEvent(self, event: QEvent) -> None:
+        """Fit again after a font change."""
+        super().changeEvent(event)
+        if event.type() in {QEvent.Type.FontChange, QEvent.Type.StyleChange}:
+            self._fit()
+
+    def _fit(self) -> None:
+        whole = _BETWEEN.join(self._facts)
+        shown, metrics = whole, self.fontMetrics()
+        for count in range(len(self._facts) - 1, 0, -1):
+            if metrics.horizontalAdvance(shown) <= self.width():
+                break
+            shown = _BETWEEN.join(self._facts[:count]) + _MORE
+        if shown != self.text():
+            self.setText(shown)
+        self.setToolTip(whole if shown != whole else "")

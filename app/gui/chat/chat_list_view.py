@@ -36,6 +36,11 @@ class ChatTree(QTreeView):
         self.setItemDelegate(ChatRows(theme, self))
         self.customContextMenuRequested.connect(self.menu_wanted)
 
+    @property
+    def is_editing(self) -> bool:
+        """Whether the user edits the name of a row."""
+        return self.state() == QTreeView.State.EditingState
+
     def button_rect(self, index: QModelIndex) -> QRect:
         """The rectangle of a row's menu button, in viewport coordinates."""
         row = self.visualRect(index)

@@ -99,9 +99,10 @@ class Compactor(QObject):
 
     def fold_now(self, then: Callable[[], object] | None = None, limit: float = 1 - _ANSWER) -> None:
         """Summarize until a response fits into the context. `then` is called on success and on failure."""
+        chat = self._chat.id
 
         def done(count: int) -> None:
-            if count:
+            if count and chat == self._chat.id:
                 words = self.tr(
                     "The older part of this chat was summarized. Open a summary to see the original messages."
                 )

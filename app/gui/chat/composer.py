@@ -4,17 +4,27 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import QMimeData, QRectF, QSize, Qt, QTimer, Signal
+from PySide6.QtCore import QCoreApplication, QEvent, QMimeData, QObject, QRectF, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import (
     QColor,
     QDragEnterEvent,
     QDropEvent,
     QFocusEvent,
     QKeyEvent,
+    QKeySequence,
+    QMouseEvent,
     QPaintEvent,
     QResizeEvent,
 )
-from PySide6.QtWidgets import QFileDialog, QFrame, QSizePolicy, QToolButton, QWidget
+from PySide6.QtWidgets import (
+    QApplication,
+    QFileDialog,
+    QFrame,
+    QPlainTextEdit,
+    QSizePolicy,
+    QToolButton,
+    QWidget,
+)
 
 from app.attachments import Document, document_text, read
 from app.db.records import Attachment
@@ -143,6 +153,14 @@ class ContextMeter(QWidget):
             painter.drawRoundedRect(QRectF(0, bar.top(), max(width, 6 if share else 0), 6), 3, 3)
 
 
+class _SendButton(QToolButton):
+    """Sends, and then stops: a double click only sends."""
+
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
+        """Press nothing."""
+        event.accept()
+
+
 class Composer(QFrame):
     """Editor, attachments, send and stop buttons."""
 
@@ -153,6 +171,7 @@ class Composer(QFrame):
     prompts_wanted = Signal()
     source_removed = Signal()
     message_taken = Signal()  # the user sent the draft, or left it
+    read_for_other = Signal(int, object)  # a file for the draft of a chat that is not shown any more
 
     def __init__(self, theme: Theme, background: Background, *, queues: bool = False) -> None:
         """Create a composer. `queues`: a message that cannot be sent yet waits, and a long text is attached."""
@@ -163,6 +182,9 @@ class Composer(QFrame):
         self.setProperty("kind", "composer")
         self.setAcceptDrops(True)
         self.attachments: list[Attachment] = []
+        self._chat = 0  # whose draft is shown
+        self._reading: list[int] = []  # the chats of the files that are being read
+        self._sends_when_read = False
         self._busy = False
         self._ready = False
         self._sees = True
@@ -186,7 +208,7 @@ class Composer(QFrame):
         self.meter.hide()
         self._attach = IconButton(theme, "attach", self.tr("Attach files"), self._choose_files)
         self._prompts = IconButton(theme, "prompts", self.tr("Saved prompts (/)"), self.prompts_wanted.emit)
-        self._send = QToolButton()
+        self._send = _SendButton()
         self._send.setProperty("kind", "send")
         self._send.setFixedSize(32, 32)
         self._send.setIconSize(QSize(18, 18))
@@ -278,6 +300,9 @@ class Composer(QFrame):
         text = self.text.strip()
         if not (text or self.attachments) or not (self._queues or self._free):
             return
+        if self._chat in self._reading:
+            self._sends_when_read = True
+            return
         attachments = tuple(self.attachments)
         self.message_taken.emit()
         self.clear()
@@ -312,19 +337,20 @@ class Composer(QFrame):
 
     def _show_waiting(self) -> None:
         clear(self._waiting)
-        for place, (text, attachments) in enumerate(self._queue):
+        for text, attachments in self._queue:
             shown = " ".join(text.split())[:_SHOWN_WAITING] or ", ".join(item.name for item in attachments)
             words = self.tr("Sent after this answer:") if self._busy else self.tr("Sent when the model is there:")
             edit = IconButton(self._theme, "edit", self.tr("Edit the waiting message"), self.take_back, size=16)
-            drop = partial(self._drop, place)
+            drop = partial(self._drop, (text, attachments))
             remove = IconButton(self._theme, "close", self.tr("Discard the waiting message"), drop, size=14)
             holder = framed("note")
             line = row(label(words, "small"), ElidedLabel(shown), edit, remove, margins=(8, 0, 2, 0), grow=1)
             holder.setLayout(line)
             self._waiting.addWidget(holder)
 
-    def _drop(self, place: int) -> None:
-        del self._queue[place]
+    def _drop(self, waiting: tuple[str, tuple[Attachment, ...]]) -> None:
+        if waiting in self._queue:  # it may have been sent
+            self._queue.remove(waiting)
         self._show_waiting()
 
     def show_source(self, title: str) -> None:
@@ -336,7 +362,7 @@ class Composer(QFrame):
     def _attach_text(self, text: str) -> None:
         number = sum(item.name.startswith(_PASTED) for item in self.attachments) + 1
         name = f"{_PASTED} {number}.txt"
-        self._on_read(Document(name, "text/plain", document_text(name, text)))
+        self._add(Attachment(name, "text/plain", document_text(name, text)))
 
     def clear(self) -> None:
         self.attachments.clear()
@@ -344,14 +370,36 @@ class Composer(QFrame):
         self.editor.clear()
 
     def attach(self, files: list[str]) -> None:
+        """Read these files and add them to the draft. A message that is sent meanwhile waits for them."""
+        chat = self._chat
+
+        def done(document: Document) -> None:
+            item = Attachment(document.name, document.mime, document.text, document.data)
+            if chat == self._chat:
+                self._add(item)
+            else:
+                self.read_for_other.emit(chat, item)
+            self._end_reading(chat)
+
+        def failed(error: Exception) -> None:
+            self._sends_when_read = False
+            self._end_reading(chat)
+            self.failed.emit(error_message(error))
+
         for name in files:
-            path = Path(name)
-            self._background.run(
-                lambda path=path: read(path),  # type: ignore[misc]  # bound now
-                self._on_read,
-                lambda error: self.failed.emit(error_message(error)),
-                self,
-            )
+            self._reading.append(chat)
+            self._background.run(partial(read, Path(name)), done, failed, self)
+
+    def _end_reading(self, chat: int) -> None:
+        self._reading.remove(chat)
+        if self._sends_when_read and self._chat not in self._reading:
+            self._sends_when_read = False
+            self.send()
+
+    def show_chat(self, chat: int) -> None:
+        """From now on the draft is that of this chat."""
+        if chat != self._chat:
+            self._chat, self._sends_when_read = chat, False
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Hide the hint if there is too little space."""
@@ -369,8 +417,8 @@ class Composer(QFrame):
         self.attach([url.toLocalFile() for url in event.mimeData().urls() if url.isLocalFile()])
         event.acceptProposedAction()
 
-    def _on_read(self, document: Document) -> None:
-        self.attachments.append(Attachment(document.name, document.mime, document.text, document.data))
+    def _add(self, item: Attachment) -> None:
+        self.attachments.append(item)
         if len(self.attachments) <= MOST_CHIPS:
             self._show_attached()
         else:  # of a hundred dropped files, not each one is shown by itself
@@ -456,3 +504,46 @@ class Composer(QFrame):
         can = self._busy or ((self._ready or self._queues) and bool(self.text.strip() or self.attachments))
         self._send.setEnabled(can)
         self._send.setIcon(self._theme.icon("stop" if self._busy else "send", "on_accent" if can else "muted"))
+
+
+_Held = Qt.KeyboardModifier
+_NO_SHORTCUT = (_Held.NoModifier, _Held.ShiftModifier, _Held.KeypadModifier)
+
+
+class WritingFocus(QObject):
+    """Gives `page`'s `editor` the keyboard focus.
+
+    The button that starts a response disappears. Qt would move its focus to the next widget of the window, so that
+    a follow-up message would not reach the editor.
+    """
+
+    def __init__(self, page: QWidget, editor: QPlainTextEdit) -> None:
+        super().__init__(page)
+        self._page = page
+        self._editor = editor
+        page.installEventFilter(self)
+
+    def take(self) -> None:
+        """Focus the editor when a response starts, unless another text field has the focus."""
+        QTimer.singleShot(0, self, self._take)  # after the pressed button has been removed
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Send keys that no widget of the page handled to the editor."""
+        return (isinstance(event, QKeyEvent) and self._take_key(event)) or super().eventFilter(watched, event)
+
+    def _take_key(self, event: QKeyEvent) -> bool:
+        if event.type() != QEvent.Type.KeyPress:
+            return False
+        pasted = event.matches(QKeySequence.StandardKey.Paste)
+        typed = event.modifiers() in _NO_SHORTCUT and event.text().isprintable() and event.text().strip() != ""
+        if not (pasted or typed) or not self._editor.isEnabled() or self._editor.hasFocus():
+            return False
+        self._editor.setFocus()
+        QCoreApplication.sendEvent(self._editor, event)
+        return True
+
+    def _take(self) -> None:
+        focus = QApplication.focusWidget()
+        writes = focus is not None and focus.testAttribute(Qt.WidgetAttribute.WA_InputMethodEnabled)
+        if self._page.isVisible() and self._page.isActiveWindow() and not writes:
+            self._editor.setFocus()

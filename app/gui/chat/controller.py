@@ -1,25 +1,26 @@
 """Controls one open conversation: sends, receives, branches. Each step is saved before the next one starts."""
 
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 
 from app.answer_facts import NO_FACTS, AnswerFacts, WebSource, sources_of
-from app.client import ApiError, ChatDelta, ChatResponse
+from app.client import ChatResponse
 from app.db import conversations, messages
 from app.db.records import Attachment, Conversation, Message, Status, Summary
 from app.db.store import TEMPORARY, Store
 from app.generation_phase import PERMISSION, WAITING, GenerationPhase
 from app.gui.app_context import AppContext
-from app.gui.background import StreamJob
 from app.gui.chat import chat_transactions
 from app.gui.chat.answer_stats import number, speed_facts, used_tokens
 from app.gui.chat.compactor import Compactor
 from app.gui.chat.composer import Composer
 from app.gui.chat.project_of_chat import ProjectOfChat
-from app.gui.chat.request import branch_body, pictures
+from app.gui.chat.request import ArrivingAnswer, branch_body, pictures
 from app.gui.chat.tool_call_loop import ToolTurns
 from app.gui.chat.tree import MessageTree, pair_of
 from app.gui.reasons import error_message
@@ -58,7 +59,8 @@ class ChatController(QObject):
         self.answer.ended.connect(self._finish)
         self.answer.failed.connect(self.failed)
         self.answer.save_failed.connect(lambda why: self.save_failed.emit("", (), why))
-        self._starting = False
+        self.visit = 0  # counts what was opened: a result for an earlier visit concerns nothing that is shown
+        self._starts = self._starting = 0  # number of the start whose rows are being stored; 0: none
         self._sent_pictures = False  # with the current request
         self.tools = ToolTurns(services, self)
         self._calling = False
@@ -71,7 +73,7 @@ class ChatController(QObject):
     @property
     def busy(self) -> bool:
         """True from sending a message until its response has ended."""
-        return self._starting or self._calling or self.answer.so_far is not None
+        return bool(self._starting) or self._calling or self.answer.so_far is not None
 
     @property
     def answering_id(self) -> int:
@@ -114,6 +116,7 @@ class ChatController(QObject):
     def _leave(self, conversation_id: int) -> None:
         """Stop, because another conversation will be shown. Leaving a temporary one deletes it."""
         self.stop()
+        self.visit += 1
         previous_id = self.conversation.id
         if previous_id >= TEMPORARY and previous_id != conversation_id:
             self._watch(self._store.submit(conversations.remove, previous_id))
@@ -130,8 +133,13 @@ class ChatController(QObject):
     def open(self, conversation_id: int, message_id: int | None = None) -> None:
         """Load and show a conversation, on the branch of `message_id` if given."""
         self._leave(conversation_id)
+        visit = self.visit
 
         def show(loaded: tuple[Conversation, list[Message], list[Summary]]) -> None:
+            if visit != self.visit:
+                return
+            self.stop()  # what was begun while this was read
+            self.visit += 1
             self.conversation, rows, folds = loaded
             self.tree = MessageTree(rows, self.conversation.leaf_id)
             self.compactor.open(self.conversation, folds)
@@ -185,9 +193,7 @@ class ChatController(QObject):
             self._generate(message_id, ChatResponse(), continue_last=False)
             self.message_changed.emit(message_id)
             return
-        self._set_starting()
-        future = self._store.submit(chat_transactions.answer_again, self.conversation, question_id)
-        self._watch(future, self._on_turn, self._on_not_saved)
+        self._start(self._store.submit(chat_transactions.answer_again, self.conversation, question_id))
 
     def continue_answer(self, message_id: int) -> None:
         if self.busy or self.tree.leaf_id != message_id:
@@ -221,16 +227,20 @@ class ChatController(QObject):
         """Delete a message and everything below it."""
         if self.busy or message_id not in self.tree:
             return
-        parent = self.tree[message_id].parent_id
+        parent, visit = self.tree[message_id].parent_id, self.visit
 
         def gone(_: object) -> None:
-            self.open(self.conversation.id, parent)
+            if visit == self.visit:
+                self.open(self.conversation.id, parent)
 
         future = self._store.submit(messages.remove, self.conversation.id, message_id)
         self._watch(future, gone, lambda error: self.save_failed.emit("", (), error_message(error)))
 
     def stop(self) -> None:
         """Stop the response. The text received so far is saved."""
+        if self._starting:
+            self._starting, self._second_wanted = 0, False
+            self.busy_changed.emit(False)
         if self._calling:
             self._calling = False
             self.tools.stop()
@@ -245,19 +255,49 @@ class ChatController(QObject):
     def _send_message(self, text: str, attachments: tuple[Attachment, ...], parent_id: int | None) -> None:
         if self.busy:
             return
-        self._set_starting()
         self._second_wanted = self.second_model not in {"", self.conversation.model}
         draft = chat_transactions.Draft(self.conversation, parent_id, text, attachments)
         future = self._store.submit(chat_transactions.ask, draft)
-        self._watch(future, self._on_turn, lambda error: self._on_not_saved(error, text, attachments))
+        self._start(future, lambda why: self.save_failed.emit(text, attachments, why))
 
-    def _set_starting(self) -> None:
-        self._starting = True
+    def _start(
+        self,
+        future: "Future[chat_transactions.Turn]",
+        on_not_saved: Callable[[str], object] | None = None,
+        *,
+        is_second: bool = False,
+    ) -> None:
+        """Generate a response once its rows are stored. It stays empty if it is stopped or left before that."""
+        self._starts += 1
+        self._starting, start, visit = self._starts, self._starts, self.visit
         self.busy_changed.emit(True)
+
+        def done(turn: chat_transactions.Turn) -> None:
+            self._second_wanted = self._second_wanted and not is_second
+            if visit == self.visit:
+                self._on_turn(turn)
+            if start == self._starting:
+                self._generate(turn.answer.id, ChatResponse(), continue_last=False)
+                return
+            self._write(replace(turn.answer, status="stopped"))
+            if visit == self.visit:
+                self.message_changed.emit(turn.answer.id)
+
+        def failed(error: Exception) -> None:
+            if start == self._starting:
+                self._starting = 0
+                self.busy_changed.emit(False)
+            if on_not_saved is not None:
+                on_not_saved(error_message(error))
+            else:
+                self.save_failed.emit("", (), error_message(error))
+
+        self._watch(future, done, failed)
 
     def _on_turn(self, turn: chat_transactions.Turn) -> None:
         is_new = not self.conversation.id
-        self.conversation = turn.conversation
+        if is_new:
+            self.conversation = turn.conversation
         for message in (turn.question, turn.answer):
             if message is not None:
                 self.tree.add(message)
@@ -268,16 +308,10 @@ class ChatController(QObject):
             self.message_added.emit(turn.answer.id)
         if is_new:
             self.conversation_changed.emit(self.conversation)
-        self._generate(turn.answer.id, ChatResponse(), continue_last=False)
-
-    def _on_not_saved(self, error: Exception, text: str = "", attachments: tuple[Attachment, ...] = ()) -> None:
-        self._starting = False
-        self.busy_changed.emit(False)
-        self.save_failed.emit(text, attachments, error_message(error))
 
     def _generate(self, message_id: int, answer: ChatResponse, *, continue_last: bool) -> None:
         """Request a response after the enabled tools have started."""
-        self._starting, self._calling, self._preparing = False, True, message_id
+        self._starting, self._calling, self._preparing = 0, True, message_id
         self._deciding_s, self._preparing_phase = 0.0, WAITING
 
         def go_on(specs: tuple[ToolSpec, ...]) -> None:
@@ -358,12 +392,15 @@ class ChatController(QObject):
             self.message_added.emit(row.id)
 
         def end(last_id: int) -> None:
-            self._calling, self._starting = False, True
+            self._calling = False
             store = self._services.store.of(conversation.id)
-            again = store.submit(chat_transactions.answer_again, conversation, last_id)
-            self._watch(again, self._on_turn, self._on_not_saved)
+            self._start(store.submit(chat_transactions.answer_again, conversation, last_id))
 
-        self._calling = self.tools.carry_out(message, answer.tools.calls, written, end)
+        def fail() -> None:
+            self._calling = False
+            self.busy_changed.emit(False)
+
+        self._calling = self.tools.carry_out(message, answer.tools.calls, written, end, fail)
         return self._calling
 
     def _sources(self, message_id: int, text: str) -> tuple[WebSource, ...]:
@@ -407,18 +444,11 @@ class ChatController(QObject):
 
     def _request_second(self, message_id: int) -> None:
         """Request the second model's response, after the first, so that both show their own speed."""
-        self._set_starting()
         conversation = replace(self.conversation, model=self.second_model)
-
-        def begin(turn: chat_transactions.Turn) -> None:
-            self._second_wanted = False
-            if message_id in self.tree:  # the user may have opened another chat meanwhile
-                self._on_turn(replace(turn, conversation=self.conversation))
-
         question_id = self.tree[message_id].parent_id
         assert question_id is not None  # a response has a parent
         future = self._store.submit(chat_transactions.answer_again, conversation, question_id)
-        self._watch(future, begin, self._on_not_saved)
+        self._start(future, is_second=True)
 
     def _model_of(self, message_id: int) -> str:
         """The model that writes this message: its own if available, else the conversation's."""
@@ -427,82 +457,6 @@ class ChatController(QObject):
 
     def _watch(self, future: Any, on_done: Any = None, on_error: Any = None) -> None:
         self._services.background.watch(future, on_done, on_error, self)
-
-
-_SAVE_MS = 1000
-
-
-class ArrivingAnswer(QObject):
-    """The response being generated. `message_id` is its message, 0 between responses."""
-
-    text_arrived = Signal(int, str, str)  # id, content, reasoning
-    phase_changed = Signal(int, object)  # id, Phase
-    ended = Signal(int, object, str, object)  # id, ChatResponse, Status, AnswerFacts
-    failed = Signal(object)  # ApiError that ended the response
-    save_failed = Signal(str)
-
-    def __init__(self, services: AppContext, parent: QObject) -> None:
-        super().__init__(parent)
-        self._services = services
-        self.message_id = 0
-        self.so_far: ChatResponse | None = None
-        self._job: StreamJob | None = None
-        self._save_timer = QTimer(self, interval=_SAVE_MS)
-        self._save_timer.timeout.connect(self._save_text)
-
-    def begin(self, message_id: int, so_far: ChatResponse, body: dict[str, Any]) -> None:
-        """Start the request. Received text is appended to `so_far`."""
-        self.so_far, self.message_id = so_far, message_id
-        self._job = self._services.background.stream(
-            lambda: self._services.api.answer(body),
-            self._on_chunks,
-            lambda _: self._end("complete"),
-            self._on_error,
-            self,
-        )
-        self._save_timer.start()
-
-    def stop(self) -> None:
-        """Stop the response after delivering the text received so far."""
-        if self._job is not None:
-            self._job.flush()
-            self._job.cancel()
-            self._end("stopped")
-
-    def _on_chunks(self, chunks: list[ChatDelta]) -> None:
-        if self.so_far is None:
-            return
-        before = self.so_far.phase
-        for chunk in chunks:
-            self.so_far.take(chunk)
-        content = "".join(chunk.text for chunk in chunks)
-        reasoning = "".join(chunk.reasoning for chunk in chunks)
-        if content or reasoning:
-            self.text_arrived.emit(self.message_id, content, reasoning)
-        if self.so_far.phase != before:
-            self.phase_changed.emit(self.message_id, self.so_far.phase)
-
-    def _on_error(self, error: Exception) -> None:
-        code = error.code if isinstance(error, ApiError) else ""
-        self._end("error", AnswerFacts(error=error_message(error), error_code=code))
-        self.failed.emit(error)
-
-    def _end(self, status: str, facts: AnswerFacts = NO_FACTS) -> None:
-        answer, message_id = self.so_far, self.message_id
-        self.so_far, self._job, self.message_id = None, None, 0
-        self._save_timer.stop()
-        if answer is not None:
-            self.ended.emit(message_id, answer, status, facts)
-
-    def _save_text(self) -> None:
-        if self.so_far is None:
-            return
-        arrived = {"content": self.so_far.content, "reasoning": self.so_far.reasoning}
-        store = self._services.store.of(self.message_id)
-        future = store.submit(messages.write_text, self.message_id, **arrived, status="streaming")
-        self._services.background.watch(
-            future, None, lambda error: self.save_failed.emit(error_message(error)), self
-        )
 
 
 class ContextWatch(QObject):

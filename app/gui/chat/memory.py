@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,7 @@ class MemoryDialog(QDialog):
             new = (text.text(), where.currentData())
             if new != stored[-1]:
                 stored.append(new)
-                self._do(memories.change_memory, memory.id, *new)
+                self._change(memory, *new)
 
         text.editingFinished.connect(change)
         where.activated.connect(lambda _: change())
@@ -149,6 +150,16 @@ class MemoryDialog(QDialog):
         line = row(text, where, forget, spacing=8, grow=0)
         holder.setLayout(line)
         return holder
+
+    def _change(self, memory: Memory, text: str, folder_id: int | None) -> None:
+        """Store what a row shows. The rows stay: the user may be writing in another one by now."""
+        new = replace(memory, text=text, folder_id=folder_id)
+        self._memories = [new if each.id == memory.id else each for each in self._memories]
+
+        def store(connection: Any) -> None:
+            memories.change_memory(connection, memory.id, text, folder_id)
+
+        self._watch(store, lambda _: None)
 
     def _add(self) -> None:
         text = self.new.text()
@@ -198,7 +209,7 @@ class MemoryDialog(QDialog):
         limits = self.tr("A fact has 1 to {n} characters, and {most} facts can be stored.")
         words = limits.format(n=MAX_MEMORY_CHARS, most=number(MAX_MEMORIES))
         self.banner.notify(words if isinstance(error, MemoryRefused) else error_message(error), "bad")
-        when_released(self, self._show)
+        self.refresh()
 
 
 class UsedMemory(QFrame):

@@ -57,8 +57,12 @@ class MessageActions(QObject):
     def retry_waiting(self) -> None:
         """Retry the response that failed while the server was unreachable."""
         waiting, self._waiting = self._waiting, 0
-        if waiting in self._controller.tree:
-            self._controller.regenerate(waiting)
+        self._regenerate_if_shown(waiting)
+
+    def _regenerate_if_shown(self, message_id: int) -> None:
+        """Generate a response again, unless another chat was opened meanwhile."""
+        if message_id in self._controller.tree:
+            self._controller.regenerate(message_id)
 
     def answer_again(self) -> None:
         """Generate the last answer once more."""
@@ -98,7 +102,7 @@ class MessageActions(QObject):
             self.edit_wanted.emit(question)
         elif remedy == "shorten":
             path = chat.tree.path()
-            chat.compactor.fold_more(chat.conversation, path, lambda: chat.regenerate(message_id))
+            chat.compactor.fold_more(chat.conversation, path, lambda: self._regenerate_if_shown(message_id))
         else:
             self.asked_anew.emit(chat.tree[question].content)
 

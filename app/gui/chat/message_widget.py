@@ -1,6 +1,7 @@
 """The widget of one message in the transcript."""
 
 import json
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -12,13 +13,13 @@ from app.answer_facts import ToolCall
 from app.db.records import Message
 from app.generation_phase import GenerationPhase
 from app.gui import formatted
-from app.gui.chat.answer_stats import answer_facts, runaway_words
+from app.gui.chat.answer_stats import FactsLine, answer_facts, runaway_words
 from app.gui.chat.composer import MOST_CHIPS
 from app.gui.chat.message_editor import MessageEditor
 from app.gui.chat.phase_label import PhaseLabel
 from app.gui.markdown.view import MarkdownView
 from app.gui.theme import Theme
-from app.gui.widgets.basics import FactsLine, IconButton, button, framed, label, row, stack
+from app.gui.widgets.basics import IconButton, button, framed, label, row, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import Menu
 from app.gui.widgets.virtual_list import ColumnItem
@@ -400,9 +401,13 @@ class MessageWidget(ColumnItem):
         if count == 1:
             return
         at = self._siblings.index(self.message.id)
-        back = self._tool("left", self.tr("Earlier version"), lambda: self.switched.emit(self._siblings[at - 1]))
+        back = self._tool(
+            "left", self.tr("Earlier version"), lambda: self.switched.emit(self._siblings[at - 1]), steps=True
+        )
         back.setEnabled(at > 0)
-        forth = self._tool("right", self.tr("Later version"), lambda: self.switched.emit(self._siblings[at + 1]))
+        forth = self._tool(
+            "right", self.tr("Later version"), lambda: self.switched.emit(self._siblings[at + 1]), steps=True
+        )
         forth.setEnabled(at < count - 1)
         for widget in (back, label(f"{at + 1}/{count}", "small"), forth):
             actions.addWidget(widget)  # type: ignore[attr-defined]  # a box layout
@@ -432,7 +437,7 @@ class MessageWidget(ColumnItem):
         tool = self._tool("copy", self.tr("Copy"), copy)
         return tool
 
-    def _tool(self, icon: str, words: str, on_click: object) -> IconButton:
-        control = IconButton(self._theme, icon, words, on_click, size=16)  # type: ignore[arg-type]  # a callable
+    def _tool(self, icon: str, words: str, on_click: Callable[[], object], *, steps: bool = False) -> IconButton:
+        control = IconButton(self._theme, icon, words, on_click, size=16, steps=steps)
         control.setCursor(Qt.CursorShape.PointingHandCursor)
         return control

@@ -151,12 +151,20 @@ class ModelPicker(QObject):
         self._services.models.changed.connect(self._show)
         self._show()
         palette.open_over(window)
-        run, api = self._services.background.run, self._services.api
-        run(api.library, self._on_files, lambda _: None, self)
-        run(lambda: api.library(refresh=True), self._on_files, lambda _: None, self)  # finds new files too
+        self._request_files()
         for choice in self._services.models.choices:
             if choice.id not in self._placements:
                 self._request_placement(choice.id)
+
+    def _request_files(self) -> None:
+        """Show the known files, then those that a new look at the folders finds too."""
+        run, api = self._services.background.run, self._services.api
+
+        def look_again(models: tuple[Model, ...]) -> None:
+            self._on_files(models)
+            run(lambda: api.library(refresh=True), self._on_files, lambda _: None, self, newest="files")
+
+        run(api.library, look_again, lambda _: None, self, newest="files")
 
     def _forget(self, palette: SearchPopup) -> None:
         if self._palette is palette:
@@ -178,7 +186,7 @@ class ModelPicker(QObject):
                 self._placements[model] = placement
                 self._show()
 
-        self._services.background.run(ask, show, lambda _: None, self)
+        self._services.background.run(ask, show, lambda _: None, self, newest=f"placement of {model}")
 
     def _on_files(self, models: tuple[Model, ...]) -> None:
         self._files = {model.id: model for model in models}

@@ -62,7 +62,7 @@ class ChatOptions(SidePanel):
         self.sampling.keep_pressed.connect(self._save_for_model)
         self.creativity = Creativity()
         self.creativity.chosen.connect(self._on_creativity)
-        self._model = ""
+        self._chat, self._model = 0, ""
         self.limit = QSpinBox()
         self.limit.setSpecialValueText(self.tr("No limit"))  # for 0
         self.limit.setRange(int(_LIMIT.minimum or 0), int(_LIMIT.maximum or 0))
@@ -131,7 +131,7 @@ class ChatOptions(SidePanel):
         limit = int(conversation.sampling.get("max_tokens", _LIMIT.default))  # type: ignore[call-overload]
         if self.limit.value() != limit:  # setValue rewrites the text, even while the user types
             self.limit.setValue(limit)
-        self._model = conversation.model
+        self._chat, self._model = conversation.id, conversation.model
         self._own = conversation.sampling
         self.output.show_values(conversation.sampling)
         self._show_collection()
@@ -152,7 +152,7 @@ class ChatOptions(SidePanel):
             self._show_collection()
 
         api = self._services.api
-        self._services.background.run(api.collections, show, lambda _: None, parent=self)
+        self._services.background.run(api.collections, show, lambda _: None, self, newest="collections")
 
     def _show_collection(self) -> None:
         """Select the chat's collection, if it is listed."""
@@ -181,13 +181,14 @@ class ChatOptions(SidePanel):
 
     def _save_for_model(self) -> None:
         """Save this chat's sampling values as the user's settings for the model."""
-        model, own, api = self._model, dict(self.sampling.own), self._services.api
+        chat, model, own, api = self._chat, self._model, dict(self.sampling.own), self._services.api
 
         def work() -> None:
             api.set_sampling(model, {**api.sampling(model).user, **own})
 
         def done(_: object) -> None:
-            self.sampling.follow(*own)
+            if chat == self._chat:  # otherwise the fields are those of another chat, which keeps its own values
+                self.sampling.follow(*own)
             self._services.models.refresh()
 
         self._services.background.run(work, done, parent=self)

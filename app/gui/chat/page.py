@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any, Final
 
-from PySide6.QtCore import QCoreApplication, QEvent, QObject, Qt, QTimer, Signal
-from PySide6.QtGui import QKeyEvent, QKeySequence, QResizeEvent
-from PySide6.QtWidgets import QApplication, QFrame, QPlainTextEdit, QSplitter, QWidget
+from PySide6.QtCore import QObject, Qt, QTimer, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QApplication, QFrame, QSplitter, QWidget
 
 from app.client import ServerUnreachable
 from app.db import conversations
@@ -16,7 +16,7 @@ from app.gui.app_context import AppContext
 from app.gui.chat.background_requests import SideWork
 from app.gui.chat.chat_transactions import fork, title_of
 from app.gui.chat.chat_transcript import ChatTranscript
-from app.gui.chat.composer import Composer
+from app.gui.chat.composer import Composer, WritingFocus
 from app.gui.chat.controller import ChatController, ContextWatch
 from app.gui.chat.import_export import ChatImportExport
 from app.gui.chat.message_actions import MessageActions, WrongAnswersNotice
@@ -206,11 +206,14 @@ class ChatPage(QSplitter):
 
     def new_temporary_chat(self) -> None:
         """Start an empty conversation that exists in memory only. The draft of a new chat moves there."""
-        now = self._empty()
+        now, visit = self._empty(), self.controller.visit
         store = self._services.store.of(TEMPORARY)
-        draft: tuple[str, list[Attachment]] = ("", []) if self.controller.conversation.id else self._drafts.take()
 
         def begin(conversation: Conversation) -> None:
+            if visit != self.controller.visit:  # another chat was opened meanwhile
+                return
+            no_draft: tuple[str, list[Attachment]] = ("", [])
+            draft = no_draft if self.controller.conversation.id else self._drafts.take()
             self._begin(conversation)
             self.composer.set_draft(*draft)
 
@@ -228,12 +231,12 @@ class ChatPage(QSplitter):
 
     def _save_temporary(self) -> None:
         """Save the visible branch of the temporary chat as a separate chat, and continue there."""
-        path = self.controller.tree.path()
+        path, visit = self.controller.tree.path(), self.controller.visit
         title = title_of(path[0].content, path[0].attachments)
         future = self._services.store.submit(fork, replace(self.controller.conversation, title=title), path)
         self._services.background.watch(
             future,
-            lambda chat: self.open(chat.id),
+            lambda chat: self.open(chat.id) if visit == self.controller.visit else self.sidebar.refresh(),
             lambda error: self.banner.notify(error_message(error), "bad"),
             self,
         )
@@ -319,7 +322,8 @@ class ChatPage(QSplitter):
             now = str(self.controller.conversation.sampling.get("collection") or "")
             self.composer.show_source(self._sources.get(now, now))
 
-        self._services.background.run(self._services.api.collections, show, lambda _: None, self)
+        ask = self._services.api.collections
+        self._services.background.run(ask, show, lambda _: None, self, newest="collections")
 
     _wanted_message = 0
 
@@ -417,7 +421,9 @@ class ChatPage(QSplitter):
 
     def _on_importing(self, done: int, total: int) -> None:
         words = self.tr("Reading the file…")
-        if total:
+        if not total:
+            self._visit_of_import = self.controller.visit
+        else:
             words = self.tr("Importing chats: {done} of {total}")
         self.banner.notify(words.format(done=formatted.whole(done), total=formatted.whole(total)))
 
@@ -427,13 +433,20 @@ class ChatPage(QSplitter):
         if not ids:
             self.banner.notify(self.tr("There is no chat in this file."), "warn")
             return
-        self.open(ids[0])
         words = self.tr("1 chat imported, with its date.")
-        if len(ids) > 1:
+        is_left = self.controller.busy or self.controller.visit != self._visit_of_import
+        if len(ids) > 1 and is_left:
+            words = self.tr("{n} chats imported. They stand in the list by their dates.")
+        elif len(ids) > 1:
             words = self.tr("{n} chats imported. They stand in the list by their dates; this is the first one.")
-        self._imported_words = words.format(n=formatted.whole(len(ids)))
+        words = words.format(n=formatted.whole(len(ids)))
+        if is_left:  # opening one would end the answer that is written, or take the chat away that is read
+            self.banner.notify(words, "ok")
+        else:
+            self.open(ids[0])
+            self._imported_words = words
 
-    _imported_words = ""
+    _imported_words, _visit_of_import = "", 0
 
     def _on_exported(self, path: str) -> None:
         self.banner.notify(
@@ -497,49 +510,6 @@ def _with(layout: object) -> QWidget:
     return holder
 
 
-_Held = Qt.KeyboardModifier
-_NO_SHORTCUT = (_Held.NoModifier, _Held.ShiftModifier, _Held.KeypadModifier)
-
-
-class WritingFocus(QObject):
-    """Gives `page`'s `editor` the keyboard focus.
-
-    The button that starts a response disappears. Qt would move its focus to the next widget of the window, so that
-    a follow-up message would not reach the editor.
-    """
-
-    def __init__(self, page: QWidget, editor: QPlainTextEdit) -> None:
-        super().__init__(page)
-        self._page = page
-        self._editor = editor
-        page.installEventFilter(self)
-
-    def take(self) -> None:
-        """Focus the editor when a response starts, unless another text field has the focus."""
-        QTimer.singleShot(0, self, self._take)  # after the pressed button has been removed
-
-    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Send keys that no widget of the page handled to the editor."""
-        return (isinstance(event, QKeyEvent) and self._take_key(event)) or super().eventFilter(watched, event)
-
-    def _take_key(self, event: QKeyEvent) -> bool:
-        if event.type() != QEvent.Type.KeyPress:
-            return False
-        pasted = event.matches(QKeySequence.StandardKey.Paste)
-        typed = event.modifiers() in _NO_SHORTCUT and event.text().isprintable() and event.text().strip() != ""
-        if not (pasted or typed) or not self._editor.isEnabled() or self._editor.hasFocus():
-            return False
-        self._editor.setFocus()
-        QCoreApplication.sendEvent(self._editor, event)
-        return True
-
-    def _take(self) -> None:
-        focus = QApplication.focusWidget()
-        writes = focus is not None and focus.testAttribute(Qt.WidgetAttribute.WA_InputMethodEnabled)
-        if self._page.isVisible() and self._page.isActiveWindow() and not writes:
-            self._editor.setFocus()
-
-
 _SAVED_AFTER_MS: Final = 600
 
 
@@ -558,6 +528,7 @@ class Drafts(QObject):
         self._timer = QTimer(self, singleShot=True, interval=_SAVED_AFTER_MS)
         self._timer.timeout.connect(self.save)
         composer.draft_changed.connect(lambda _text: self._timer.start())
+        composer.read_for_other.connect(lambda chat, item: self._attached.setdefault(chat, []).append(item))
         controller.conversation_changed.connect(self._on_conversation)
 
     def save(self) -> None:
@@ -576,6 +547,7 @@ class Drafts(QObject):
         if not self._shown_id:
             self._new_text = composer.text
         self._shown_id = chat.id
+        composer.show_chat(chat.id)
         composer.set_draft(chat.draft if chat.id else self._new_text, self._attached.pop(chat.id, []))
         self._timer.stop()
 
@@ -588,3 +560,4 @@ class Drafts(QObject):
 
     def _on_conversation(self) -> None:
         self._shown_id = self._controller.conversation.id
+        self._composer.show_chat(self._shown_id)

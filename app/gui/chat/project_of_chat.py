@@ -34,9 +34,11 @@ class ProjectOfChat(QObject):
         self.folder = Path.home()
 
     def follow(self, conversation: Conversation) -> None:
-        self._folder_id = folder_id = conversation.folder_id
+        previous, folder_id = self._folder_id, conversation.folder_id
+        self._folder_id = folder_id
+        if folder_id is None or folder_id != previous:
+            self._show("", Path.home())  # a message that is sent at once must not get those of another project
         if folder_id is None:
-            self._show("", Path.home())
             return
 
         def find(connection: Any) -> Folder | None:
@@ -50,7 +52,7 @@ class ProjectOfChat(QObject):
                 if self._folder_id == folder_id:
                     self._show(*project)
 
-            self._services.background.run(work, show, None, self)
+            self._services.background.run(work, show, None, self, newest="project")
 
         self._services.background.watch(self._services.store.submit(find), read, None, self)
 

@@ -1,11 +1,18 @@
-"""Builds the request body of a conversation branch."""
+"""The request for a conversation branch, and the response that arrives."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from app.answer_facts import NO_FACTS, AnswerFacts
 from app.attachments import document_text, image_part
-from app.client import chat_body
+from app.client import ApiError, ChatDelta, ChatResponse, chat_body
+from app.db import messages
 from app.db.records import Attachment, Message
+from app.gui.app_context import AppContext
+from app.gui.background import StreamJob
+from app.gui.reasons import error_message
 from app.tools.loop import answer_message, result_message
 from app.tools.types import ToolSpec
 from quantize.files.sampling_keys import SAMPLING
@@ -109,3 +116,79 @@ def _message(message: Message, *, sees: bool) -> dict[str, Any]:
         return {"role": message.role, "content": text}
     parts = [image_part(item.mime, item.data or b"") for item in images]
     return {"role": message.role, "content": [*parts, {"type": "text", "text": text}]}
+
+
+_SAVE_MS = 1000
+
+
+class ArrivingAnswer(QObject):
+    """The response being generated. `message_id` is its message, 0 between responses."""
+
+    text_arrived = Signal(int, str, str)  # id, content, reasoning
+    phase_changed = Signal(int, object)  # id, Phase
+    ended = Signal(int, object, str, object)  # id, ChatResponse, Status, AnswerFacts
+    failed = Signal(object)  # ApiError that ended the response
+    save_failed = Signal(str)
+
+    def __init__(self, services: AppContext, parent: QObject) -> None:
+        super().__init__(parent)
+        self._services = services
+        self.message_id = 0
+        self.so_far: ChatResponse | None = None
+        self._job: StreamJob | None = None
+        self._save_timer = QTimer(self, interval=_SAVE_MS)
+        self._save_timer.timeout.connect(self._save_text)
+
+    def begin(self, message_id: int, so_far: ChatResponse, body: dict[str, Any]) -> None:
+        """Start the request. Received text is appended to `so_far`."""
+        self.so_far, self.message_id = so_far, message_id
+        self._job = self._services.background.stream(
+            lambda: self._services.api.answer(body),
+            self._on_chunks,
+            lambda _: self._end("complete"),
+            self._on_error,
+            self,
+        )
+        self._save_timer.start()
+
+    def stop(self) -> None:
+        """Stop the response after delivering the text received so far."""
+        if self._job is not None:
+            self._job.flush()
+            self._job.cancel()
+            self._end("stopped")
+
+    def _on_chunks(self, chunks: list[ChatDelta]) -> None:
+        if self.so_far is None:
+            return
+        before = self.so_far.phase
+        for chunk in chunks:
+            self.so_far.take(chunk)
+        content = "".join(chunk.text for chunk in chunks)
+        reasoning = "".join(chunk.reasoning for chunk in chunks)
+        if content or reasoning:
+            self.text_arrived.emit(self.message_id, content, reasoning)
+        if self.so_far.phase != before:
+            self.phase_changed.emit(self.message_id, self.so_far.phase)
+
+    def _on_error(self, error: Exception) -> None:
+        code = error.code if isinstance(error, ApiError) else ""
+        self._end("error", AnswerFacts(error=error_message(error), error_code=code))
+        self.failed.emit(error)
+
+    def _end(self, status: str, facts: AnswerFacts = NO_FACTS) -> None:
+        answer, message_id = self.so_far, self.message_id
+        self.so_far, self._job, self.message_id = None, None, 0
+        self._save_timer.stop()
+        if answer is not None:
+            self.ended.emit(message_id, answer, status, facts)
+
+    def _save_text(self) -> None:
+        if self.so_far is None:
+            return
+        arrived = {"content": self.so_far.content, "reasoning": self.so_far.reasoning}
+        store = self._services.store.of(self.message_id)
+        future = store.submit(messages.write_text, self.message_id, **arrived, status="streaming")
+        self._services.background.watch(
+            future, None, lambda error: self.save_failed.emit(error_message(error)), self
+        )

@@ -79,6 +79,7 @@ class Sidebar(QFrame):
         delete.setContext(Qt.ShortcutContext.WidgetShortcut)
         delete.activated.connect(self._trash_selected)
         self.tree.setAccessibleName(self.tr("Chats"))
+        self.tree.itemDelegate().closeEditor.connect(lambda *_: self.refresh())
         self.tree.menu_wanted.connect(self._show_menu)
         self.tree.activated.connect(self._on_chosen)
         self.tree.clicked.connect(self._on_chosen)
@@ -219,6 +220,9 @@ class Sidebar(QFrame):
             when_released(self, self._show)
 
     def _show(self) -> None:
+        if self.tree.is_editing:  # new rows would end it; when it ends, they are loaded again
+            self._looks = None
+            return
         rows, folders = self._loaded
         marked, before, collapsed = self._selected(), self._groups_shown(), self._collapsed()
         self.model.clear()

@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -38,7 +39,7 @@ class ToolTurns(QObject):
         super().__init__(parent)
         self._services = services
         self._servers: RunningServers | None = None
-        self._consents: dict[int, ToolConsent] = {}
+        self._allowed: dict[int, set[tuple[str, str]]] = {}  # tools that were allowed for a whole chat
         self._decisions: queue.SimpleQueue[ToolDecision] = queue.SimpleQueue()
         self._toolset: Toolset | None = None
         self.recalled: tuple[Memory, ...] = ()  # remembered facts for the response that was prepared last
@@ -62,7 +63,9 @@ class ToolTurns(QObject):
         if not names:
             then(())
             return
-        cancelled = self._cancelled = threading.Event()
+        # Each response has its own: what a cancelled one still asks must not get a decision about this one.
+        cancelled, self._decisions = threading.Event(), queue.SimpleQueue()
+        self._cancelled = cancelled
         servers, consent = self._servers_and_consent(chat.id)
         setting = self._services.settings.now.text("chat.memory")
         choice = self._services.models.get(chat.model)
@@ -116,10 +119,12 @@ class ToolTurns(QObject):
         calls: Sequence[ToolCall],
         on_row: Callable[[Message], object],
         on_end: Callable[[int], object],
+        on_failed: Callable[[], object],
     ) -> bool:
         """Run the calls of a response one after another. Each result is saved before the next call starts.
 
-        `on_row` gets each result, `on_end` the id of the last row. Returns False if there are no tools.
+        `on_row` gets each result, `on_end` the id of the last row; `on_failed` is called if they cannot go on.
+        Returns False if there are no tools.
         """
         toolset, cancelled = self._toolset, self._cancelled
         if toolset is None:
@@ -135,7 +140,9 @@ class ToolTurns(QObject):
                 on_end(results.last_id)
 
         def failed(error: Exception) -> None:
-            self.not_started.emit(error_message(error))
+            if not cancelled.is_set():
+                self.not_started.emit(error_message(error))
+                on_failed()
 
         self._services.background.stream(lambda: results, arrived, done, failed, self)
         return True
@@ -165,18 +172,20 @@ class ToolTurns(QObject):
         from app.tools.toolset import RunningServers
 
         self._servers = self._servers or RunningServers()
-        return self._servers, self._consents.setdefault(chat, ToolConsent(ConsentStore(), self._wait_for_consent))
+        ask = partial(self._wait_for_consent, self._cancelled, self._decisions)
+        return self._servers, ToolConsent(ConsentStore(), ask, self._allowed.setdefault(chat, set()))
 
-    def _wait_for_consent(self, request: "ConsentRequest") -> "ToolDecision":
+    def _wait_for_consent(
+        self, cancelled: threading.Event, decisions: "queue.SimpleQueue[ToolDecision]", request: "ConsentRequest"
+    ) -> "ToolDecision":
         """Ask for consent and wait for the decision. Worker thread only."""
-        cancelled = self._cancelled
-        while not self._decisions.empty():
-            self._decisions.get()  # discard the decision on a withdrawn question
+        while not decisions.empty():
+            decisions.get()  # discard the decision on a withdrawn question
         if cancelled.is_set():
             return "no"
         self._asked_at = time.monotonic()
         self.consent_wanted.emit(request)
-        return self._decisions.get()
+        return decisions.get()
 
 
 class _Results:

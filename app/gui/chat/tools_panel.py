@@ -2,6 +2,7 @@
 
 import shlex
 import shutil
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -51,11 +52,12 @@ class ToolsPanel(SidePanel):
         super().__init__(services.theme)
         self._services, self._folder = services, folder
         self._on: tuple[str, ...] = ()
-        self._request_number = 0
         self._shown: tuple[tuple[list[Offered], dict[str, StoredDecision], str], tuple[str, ...]] | None = None
         self._model = ""
         self._probed: dict[str, Probed | None] = {}  # None: being tested
         self._signing: dict[str, SignIn] = {}  # servers that wait for the user in a browser
+        self._allowed: dict[str, bool] = {}  # tools of servers that were switched
+        self._deciding = threading.Lock()
         self._folded: set[str] = set()  # servers whose tools are not listed, although they are known
         self.certificate = label("", "small", wrap=True)
         self._list = stack(spacing=12)
@@ -90,8 +92,6 @@ class ToolsPanel(SidePanel):
     def refresh(self) -> None:
         """Reload servers, decisions and the tool-call evaluation."""
         model = self._model
-        self._request_number += 1
-        request_number = self._request_number
 
         def read() -> tuple[list[Offered], dict[str, StoredDecision], str]:
             certificate = CertificateStore(user_paths().state).load(model) if model else None
@@ -103,11 +103,7 @@ class ToolsPanel(SidePanel):
             share = round(100 * certificate.pass_frac) if certificate else 0
             return offered(window=True), ConsentStore().all(), words.format(n=share, model=model)
 
-        def show(content: tuple[list[Offered], dict[str, StoredDecision], str]) -> None:
-            if request_number == self._request_number:  # a later request may have finished first
-                self._on_read(content)
-
-        self._do(read, show)
+        self._do(read, self._on_read, newest="content")
 
     def add(self) -> None:
         """Show the form for a new server."""
@@ -300,8 +296,14 @@ class ToolsPanel(SidePanel):
 
     def _allow(self, spec: ToolSpec, on: bool) -> None:
         """Switch one tool of a server: one that is off is never shown to a model."""
-        decision = None if on else StoredDecision("never", tool_fingerprint(spec))
-        self._do(lambda: ConsentStore().keep(spec.name, decision), lambda _: self.refresh())
+        self._allowed[spec.name] = on
+
+        def work() -> None:
+            with self._deciding:  # workers run in any order: each stores the newest decision
+                decision = None if self._allowed[spec.name] else StoredDecision("never", tool_fingerprint(spec))
+                ConsentStore().keep(spec.name, decision)
+
+        self._do(work, lambda _: self.refresh())
 
     def _switch(self, name: str, *, on: bool) -> None:
         others = tuple(server for server in self._on if server != name)
@@ -327,12 +329,12 @@ class ToolsPanel(SidePanel):
     def _forget(self, key: str) -> None:
         self._do(lambda: ConsentStore().keep(key, None), lambda _: self.refresh())
 
-    def _do(self, work: Callable[[], object], done: Callable[..., object]) -> None:
+    def _do(self, work: Callable[[], object], done: Callable[..., object], newest: str = "") -> None:
         def failed(error: Exception) -> None:
             self.problem.setText(error_message(error))
             self.problem.show()
 
-        self._services.background.run(work, done, failed, self)
+        self._services.background.run(work, done, failed, self, newest)
 
 
 def built_in_words(name: str) -> tuple[str, str]:

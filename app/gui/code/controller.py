@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,15 @@ from app.code.edits.journal import FileChange
 from app.code.edits.reviews import NO_EDITS, EditReviews, InlineHunk
 from app.code.edits.session import Proposal
 from app.code.errors import FileMissing, NoSuchSession
-from app.code.history import RecentProject, RecentProjects, SessionLog, SessionRecord, Sessions
+from app.code.history import SessionLog, SessionRecord, Sessions
 from app.code.project import Project
 from app.gui.app_context import AppContext
 from app.gui.background import Job, StreamJob
 from app.gui.code.agent_run import AgentRun, fenced, step_lines
+from app.gui.code.history_panel import RecentList
 from app.tools.consent import Decision
 from devices.errors import InputFault
 from engine.api.chat import Usage
-from engine.core.paths import user_paths
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,6 @@ class CodeController(QObject):
     busy_changed = Signal(bool)
     consent_wanted = Signal(object)
     agent_started = Signal(object)  # the run, which shows its commands
-    recent_changed = Signal(object)  # pairs of a recent project and whether its folder is missing
     history_changed = Signal(object)  # the summaries of the project's sessions
     session_begun = Signal(object)  # the record of the current session, empty for a new one
     session_read = Signal(object)  # the record of a session to show
@@ -70,11 +70,13 @@ class CodeController(QObject):
         self._reviews: EditReviews | None = None
         self.attempted: tuple[Proposal, tuple[int, ...]] = NO_EDITS, ()  # applied last, or could not be
         self._assembling: Job | None = None  # assembles the context of a request
+        self._next_folder: Callable[[], None] | None = None  # opens the folder that was chosen while something ran
         self._stream: StreamJob | None = None
         self._run_of_agent: AgentRun | None = None
-        self._agent: Agent | None = None  # of the last task; it continues after `back`
+        self.agent: Agent | None = None  # of the last task; it continues after `back`
         self._is_back = False
-        self.recent = RecentProjects(user_paths())
+        self.recent = RecentList(services.background, self)
+        self.recent.failed.connect(self.failed)
         self._log = SessionLog()
         self._answer: list[ChatDelta] = []
         self.question = ""
@@ -98,8 +100,14 @@ class CodeController(QObject):
         return self._project is not None
 
     def open_folder(self, folder: Path, *, resume: bool = False) -> None:
-        """Open a project instead of the earlier one; `resume` continues its last session."""
+        """Open a project instead of the earlier one; `resume` continues its last session.
+
+        What still runs ends first: its results belong to the earlier project.
+        """
         self.stop()
+        if self.busy:
+            self._next_folder = partial(self.open_folder, folder, resume=resume)
+            return
         old = self._project
         self._project = self._talk = self._reviews = self.context = None
         self._begin_session(SessionRecord())
@@ -127,33 +135,20 @@ class CodeController(QObject):
             self.files_changed.emit(paths)
             if session is not None:
                 self._begin_session(session)
-            self.refresh_recent()
+            self.recent.refresh()
             self.refresh_history()
 
         self._run(work, done)
 
-    def refresh_recent(self, then: Callable[[str], object] | None = None) -> None:
-        """Read the list of recent projects; `then` gets the latest folder, if there is one and it exists."""
-
-        def work() -> tuple[tuple[RecentProject, bool], ...]:
-            return tuple((project, project.is_missing) for project in self.recent.all())
-
-        def done(projects: tuple[tuple[RecentProject, bool], ...]) -> None:
-            self.recent_changed.emit(projects)
-            if then is not None and projects and not projects[0][1]:
-                then(projects[0][0].folder)
-
-        self._services.background.run(work, done, self.failed.emit, self)
-
-    def forget_recent(self, folder: str) -> None:
-        """Remove a folder from the list of recent projects."""
-        self._services.background.run(
-            lambda: self.recent.remove(folder), lambda _: self.refresh_recent(), self.failed.emit, self
-        )
+    def _open_next(self) -> None:
+        """Open the folder that was chosen while something ran."""
+        open_next, self._next_folder = self._next_folder, None
+        if open_next is not None and not self._is_closed:
+            open_next()
 
     def refresh_history(self) -> None:
         """Read the list of the project's sessions."""
-        self._ask_sessions(lambda sessions: sessions.all(), self.history_changed.emit)
+        self._ask_sessions(lambda sessions: sessions.all(), self.history_changed.emit, newest="history")
 
     def read_session(self, session_id: str) -> None:
         """Load a session and emit it through `session_read`."""
@@ -163,17 +158,21 @@ class CodeController(QObject):
         """Store a deleted session again."""
         self._ask_sessions(lambda sessions: sessions.save(session), lambda _: self.refresh_history())
 
-    def _ask_sessions(self, work: Callable[[Sessions], Any], on_done: Callable[[Any], object]) -> None:
-        if self._project is not None and not self._is_closed:
-            sessions = self._project.sessions
-            self._services.background.run(lambda: work(sessions), on_done, self.failed.emit, self)
+    def _ask_sessions(
+        self, work: Callable[[Sessions], Any], on_done: Callable[[Any], object], newest: str = ""
+    ) -> None:
+        project = self._project
+        if project is None or self._is_closed:
+            return
 
-    def new_session(self) -> None:
-        """Start a session without the context of earlier ones."""
-        self.continue_session(SessionRecord())
+        def done(result: Any) -> None:
+            if project is self._project:
+                on_done(result)
+
+        self._services.background.run(lambda: work(project.sessions), done, self.failed.emit, self, newest)
 
     def continue_session(self, session: SessionRecord) -> None:
-        """Continue an earlier session: the model gets its messages."""
+        """Continue an earlier session, whose messages the model gets, or begin a new one."""
         if not self.busy:
             self._begin_session(session)
 
@@ -184,7 +183,7 @@ class CodeController(QObject):
         if self._reviews is not None:
             self._reviews.clear()
         self.pending_changed.emit(NO_EDITS, {})
-        self.question, self._agent, self._is_back = "", None, False
+        self.question, self.agent, self._is_back = "", None, False
         self.steps_changed.emit(())
         self.session_begun.emit(session)
 
@@ -363,12 +362,13 @@ class CodeController(QObject):
                 return talk.commit_messages()
 
         def done(messages: list[dict[str, Any]] | None) -> None:
+            self._assembling = None
             if messages is None:
                 self.failed.emit(InputFault(self.tr("There are no uncommitted changes, or no git repository.")))
             else:
                 self._start_stream(chat_body(model, messages, {}), lambda _text, _usage: self.answered.emit())
 
-        self._run(work, done)
+        self._assembling = self._run(work, done)
 
     def apply(self, shown: Proposal, chosen: Sequence[int], *, allow_uncommitted: bool = False) -> None:
         """Write the chosen edits of the proposal that was shown; nothing if another one is pending by now."""
@@ -414,15 +414,16 @@ class CodeController(QObject):
                 return decide(reviews)
 
         def done(result: Any) -> None:
-            then(result)
-            self.refresh_pending()
+            if reviews is self._reviews:
+                then(result)
+                self.refresh_pending()
 
         self._services.background.run(work, done, self.failed.emit, self)
 
     def undo(self) -> None:
         """Undo the last applied edits."""
         project, reviews = self._project, self._reviews
-        if project is None or reviews is None:
+        if project is None or reviews is None or self.busy:
             return
 
         def write() -> tuple[str, ...]:
@@ -457,7 +458,7 @@ class CodeController(QObject):
         if self._project is None or self.busy:
             return
         run = AgentRun(self._services, self._project, self._lock, self)
-        earlier, self._is_back = (self._agent if self._is_back else None), False
+        earlier, self._is_back = (self.agent if self._is_back else None), False
         self._run_of_agent = run
         run.shown.connect(self.text_arrived)
         run.phase_changed.connect(self.phase_changed)
@@ -470,7 +471,7 @@ class CodeController(QObject):
             self._run_of_agent = None
             if self._reviews is not None:
                 self._reviews.is_by_agent = False
-            self._agent = run.agent
+            self.agent = run.agent
             self._log.set_text(run.text)
             # Only a complete conversation can continue: a model's template may refuse calls without results.
             if run.agent is not None and ended is not None and ended.reason == "answered":
@@ -480,10 +481,11 @@ class CodeController(QObject):
             self.steps_changed.emit(self.steps)
             self.answered.emit()
             self.refresh_pending(relocate=True)
+            self._open_next()
 
         def failed(error: Exception) -> None:
-            over()
             self.failed.emit(error)
+            over()
 
         run.ended.connect(over)
         run.failed.connect(failed)
@@ -494,12 +496,12 @@ class CodeController(QObject):
     @property
     def steps(self) -> tuple[str, ...]:
         """The tool calls of the agent's session, one line each."""
-        return step_lines(self._agent)
+        return step_lines(self.agent)
 
-    def back(self, number: int) -> None:
-        """Restore files and conversation to before the agent's step `number`; its next task continues there."""
-        agent, project = self._agent, self._project
-        if agent is None or project is None or self.busy:
+    def back(self, agent: Agent | None, number: int) -> None:
+        """Restore files and conversation to before a step of the last agent; its next task continues there."""
+        project = self._project
+        if agent is None or agent is not self.agent or project is None or self.busy:
             return
         self._is_back = True
 
@@ -513,7 +515,7 @@ class CodeController(QObject):
 
     def show_changes(self) -> None:
         """Emit the diff of the agent's whole session through `changes_found`."""
-        agent = self._agent
+        agent = self.agent
         if agent is None or self.busy:
             return
 
@@ -531,15 +533,10 @@ class CodeController(QObject):
     def stop(self) -> None:
         """Stop the current response or agent. A stopped response is not added to the conversation."""
         self._end_agent()
-        if self._assembling is not None:
-            self._assembling.cancel()
-            self._assembling = None
-            self._set_busy(False)
-            self.answered.emit()
-        if self._stream is not None:
-            self._stream.cancel()
-            self._stream.deleteLater()
-            self._stream = None
+        job, self._assembling, self._stream = self._stream or self._assembling, None, None
+        if job is not None:
+            job.cancel()
+            job.deleteLater()
             self._set_busy(False)
             self.answered.emit()
 
@@ -582,11 +579,13 @@ class CodeController(QObject):
         def done(result: Any) -> None:
             self._set_busy(False)
             on_done(result)
+            self._open_next()
 
         def error(problem: Exception) -> None:
             self._assembling = None
             self._set_busy(False)
             self.failed.emit(problem)
+            self._open_next()
 
         return self._services.background.run(work, done, error, self)
 

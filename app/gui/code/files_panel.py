@@ -62,8 +62,8 @@ class FilesPanel(QWidget):
             row(
                 self.count,
                 1,
-                IconButton(services.theme, "up", previous, lambda: self.source.step(-1)),
-                IconButton(services.theme, "down", following, lambda: self.source.step(1)),
+                IconButton(services.theme, "up", previous, lambda: self.source.step(-1), steps=True),
+                IconButton(services.theme, "down", following, lambda: self.source.step(1), steps=True),
                 button(self.tr("Reject all"), lambda: self.source.rejected.emit(list(self.source.hunks))),
                 button(
                     self.tr("Accept all"), lambda: self.source.accepted.emit(list(self.source.hunks)), "primary"

@@ -1,21 +1,59 @@
 """Shows recent projects, earlier sessions of a project, and the bar above an opened earlier session."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QKeySequence, QShortcut
 from PySide6.QtWidgets import QFrame, QListWidget, QListWidgetItem, QWidget
 
-from app.code.history import RecentProject, SessionRecord, SessionSummary
+from app.code.history import RecentProject, RecentProjects, SessionRecord, SessionSummary
 from app.gui import formatted
+from app.gui.background import Background
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, button, label, row, stack, when_released
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.search_popup import Entry, SearchPopup
+from engine.core.paths import user_paths
 
 _ID = Qt.ItemDataRole.UserRole
 _MOST_NAMES = 3  # of changed files in a row of the list
+
+
+class RecentList(QObject):
+    """The stored list of recent projects."""
+
+    changed = Signal(object)  # pairs of a recent project and whether its folder is missing
+    failed = Signal(object)
+
+    def __init__(self, background: Background, parent: QObject) -> None:
+        super().__init__(parent)
+        self._background = background
+        self._projects = RecentProjects(user_paths())
+
+    def note(self, root: Path) -> None:
+        """Put a project to the front. Worker thread only. Raises: OSError."""
+        self._projects.note(root)
+
+    def refresh(self, then: Callable[[str], object] | None = None) -> None:
+        """Read the list; `then` gets the latest folder, if there is one and it exists."""
+
+        def work() -> tuple[tuple[RecentProject, bool], ...]:
+            return tuple((project, project.is_missing) for project in self._projects.all())
+
+        def done(projects: tuple[tuple[RecentProject, bool], ...]) -> None:
+            self.changed.emit(projects)
+            if then is not None and projects and not projects[0][1]:
+                then(projects[0][0].folder)
+
+        newest = "" if then is not None else "list"  # `then` is called in any case
+        self._background.run(work, done, self.failed.emit, self, newest)
+
+    def forget(self, folder: str) -> None:
+        """Remove a folder from the list."""
+        work = partial(self._projects.remove, folder)
+        self._background.run(work, lambda _: self.refresh(), self.failed.emit, self)
 
 
 class RecentButton(IconButton):

@@ -61,6 +61,7 @@ class CodePage(QWidget):
         self.controller = control = CodeController(services, self)
         self._attached: list[ContextItem] = []
         self._hinted = True
+        self._chosen_session = ""  # the earlier session that is read or being loaded
         self.banner = Banner(services.theme)
         self.folder = label(self.tr("No folder is open"), "muted")
         self.model = ComboBox(self.tr("Model"))
@@ -116,7 +117,7 @@ class CodePage(QWidget):
         for widget in (self.folder, self.commit, self.steps, self.new_session):  # no folder is open yet
             widget.hide()
         reopen = services.settings.now.flag("code.reopen")
-        self.controller.refresh_recent(self._reopen if reopen else None)
+        self.controller.recent.refresh(self._reopen if reopen else None)
 
     def _build(self) -> None:
         top = row(
@@ -166,13 +167,13 @@ class CodePage(QWidget):
         self.empty.pressed.connect(self._choose_folder)
         control.opened.connect(self._on_opened)
         self.transcript.begun.connect(lambda: self._show_hint(shown=False))
-        control.recent_changed.connect(self._on_recent)
-        self.recent.list_opened.connect(control.refresh_recent)
+        control.recent.changed.connect(self._on_recent)
+        self.recent.list_opened.connect(control.recent.refresh)
         self.recent.chosen.connect(self._open_recent)
-        self.recent.removed.connect(control.forget_recent)
+        self.recent.removed.connect(control.recent.forget)
         control.history_changed.connect(self._on_history)
         control.session_begun.connect(self._on_session)
-        control.session_read.connect(self._read)
+        control.session_read.connect(self._on_read)
         control.session_deleted.connect(self._on_deleted)
         self.history.chosen.connect(self._on_session_chosen)
         self.history.delete_pressed.connect(self._delete_session)
@@ -246,6 +247,7 @@ class CodePage(QWidget):
 
     def _on_opened(self, folder: str, num_files: int) -> None:
         self.dictation.cancel()
+        self.banner.hide()  # its actions concern the project before
         self.folder.setText(f"{Path(folder).name} · {formatted.files(num_files)}")
         self.folder.setToolTip(folder)
         self.commit.show()
@@ -267,7 +269,7 @@ class CodePage(QWidget):
             self.open_folder(Path(folder))
             return
         words = self.tr("There is no folder {folder} any more.").format(folder=folder)
-        remove = (self.tr("Remove from the list"), partial(self.controller.forget_recent, folder))
+        remove = (self.tr("Remove from the list"), partial(self.controller.recent.forget, folder))
         self.banner.notify(words, "warn", remove)
 
     def _on_session(self, session: SessionRecord) -> None:
@@ -286,17 +288,24 @@ class CodePage(QWidget):
         self.history.show_sessions(sessions, self.controller.session.session_id)
 
     def _on_new_session(self) -> None:
-        self.controller.new_session()
+        self.controller.continue_session(SessionRecord())
         self.composer.editor.setFocus()
 
     def _on_session_chosen(self, session_id: str) -> None:
         if session_id == self.controller.session.session_id:
             self._read(None)
         else:
+            self._chosen_session = session_id
             self.controller.read_session(session_id)
+
+    def _on_read(self, session: SessionRecord) -> None:
+        """Show an earlier session, unless the user has chosen another one or gone back meanwhile."""
+        if session.session_id == self._chosen_session:
+            self._read(session)
 
     def _read(self, session: SessionRecord | None) -> None:
         """Show an earlier session, read-only; None: show the current one."""
+        self._chosen_session = session.session_id if session is not None else ""
         self.past.clear()
         self.reading.show_session(session)
         self._show_hint(shown=self._hinted)
@@ -500,10 +509,11 @@ class CodePage(QWidget):
 
     def _show_steps(self) -> None:
         menu = Menu(self._services.theme, self)
+        agent = self.controller.agent
         menu.add("file-text", self.tr("Show all changes"), self.controller.show_changes)
         for number, words in enumerate(self.controller.steps, 1):
             text = self.tr("Back to before %1: %2").replace("%1", str(number)).replace("%2", words)
-            menu.add("left", text.replace("&", "&&"), partial(self.controller.back, number))
+            menu.add("left", text.replace("&", "&&"), partial(self.controller.back, agent, number))
         menu.below(self.steps)
 
     def _on_went_back(self, paths: tuple[str, ...]) -> None:

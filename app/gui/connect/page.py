@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QShowEvent, QSyntaxHighlighter, QTextCharFormat, QTextDocument
@@ -24,6 +25,7 @@ from engine.api.collections import Collection
 from engine.core.paths import user_paths
 from engine.services import EngineFacade as EngineServices
 
+T = TypeVar("T")
 _COPIED_MS = 1500
 _TEXT_HEIGHT = 180  # pixels
 _GLYPH = 20  # icon size in pixels; its background is twice as large
@@ -134,7 +136,7 @@ class ConnectPage(Page):
                 self._here[name].setVisible(is_here)
                 self.buttons[name][1].setVisible(is_connected)
 
-        self._services.background.run(work, show, parent=self)
+        self._services.background.run(work, show, parent=self, newest="states")
 
     def _on_models(self) -> None:
         offered = [(choice.title, choice.id) for choice in self._services.models.partners]
@@ -172,9 +174,13 @@ class ConnectPage(Page):
 
         if integration.edits is None:
             self._show_steps(integration, endpoint)
-            self._services.ask(self.banner, known, lambda values: self._correct_steps(integration, values))
+            self._plan_next(known, lambda values: self._correct_steps(integration, values))
             return
-        self._services.ask(self.banner, known, lambda values: self._plan_edits(integration, values))
+        self._plan_next(known, lambda values: self._plan_edits(integration, values))
+
+    def _plan_next(self, work: Callable[[], T], then: Callable[[T], object]) -> None:
+        """A step towards the review; the steps of an earlier one are dropped."""
+        self._services.ask(self.banner, work, then, newest="plan")
 
     def _correct_steps(self, integration: Integration, endpoint: Endpoint) -> None:
         if self.review.isVisible() and self._what.text() == integration.title:
@@ -191,13 +197,13 @@ class ConnectPage(Page):
             if integration.steps is not None:
                 self._done_words += "\n" + integration.steps(endpoint)
 
-        self._services.ask(self.banner, lambda: self._store.planned(integration, self._home, endpoint), show)
+        self._plan_next(lambda: self._store.planned(integration, self._home, endpoint), show)
 
     def _plan_removal(self, integration: Integration) -> None:
         def show(edits: list[FileEdit]) -> None:
             self._offer(integration, edits, lambda: self._disconnect(integration, edits), removing=True)
 
-        self._services.ask(self.banner, lambda: self._store.planned_removal(integration), show)
+        self._plan_next(lambda: self._store.planned_removal(integration), show)
 
     def _disconnect(self, integration: Integration, edits: list[FileEdit]) -> list[Path]:
         backups = self._store.remove(integration, edits)
@@ -238,11 +244,12 @@ class ConnectPage(Page):
         write, self._write = self._write, None
         if write is None:
             return
+        words = self._done_words
+        self.review.hide()  # now: another one may be shown before this one is written
 
         def show(backups: list[Path]) -> None:
-            self.review.hide()
             lines = [self.tr("Backup: {path}").format(path=path) for path in backups]
-            self.banner.notify("\n".join([self._done_words, *lines]), "ok")
+            self.banner.notify("\n".join([words, *lines]), "ok")
             self._refresh()
 
         self._services.ask(self.banner, write, show)
@@ -287,7 +294,8 @@ class DocumentsCard(QFrame):
         def show(collections: Sequence[Collection]) -> None:
             self._list(tuple(each.name for each in collections))
 
-        self._services.background.run(self._services.api.collections, show, lambda _: None, parent=self)
+        ask = self._services.api.collections
+        self._services.background.run(ask, show, lambda _: None, self, newest="collections")
 
     def _list(self, names: tuple[str, ...]) -> None:
         for widget in self._rows:

@@ -112,7 +112,7 @@ class GroundsCard(QFrame):
         def work() -> PageText:
             return api.page_text(key, passage.document, passage.page, passage.id)
 
-        self._services.background.run(work, self._show_page, self._fail, parent=self)
+        self._services.background.run(work, self._show_page, self._fail, self, newest="page")
 
     def _fail(self, error: Exception) -> None:
         self._problem.setText(error_message(error))

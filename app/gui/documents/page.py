@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QFileDialog, QFrame, QHBoxLayout, QProgressBar, QV
 
 from app.gui import formatted
 from app.gui.app_context import AppContext
-from app.gui.reasons import error_message, translated
+from app.gui.reasons import translated
 from app.gui.widgets.basics import Banner, EmptyState, Page, button, card, clear, label, row, when_released
 from devices.install_hints import add_part
 from engine.api.chat import REMOTE
@@ -68,11 +68,15 @@ class DocumentsPage(Page):
         self._cards.setSpacing(8)
         self.content.addWidget(self.empty)
         self.content.addLayout(self._cards)
-        self.while_visible(_LOOK_MS, self.refresh, self.refresh)
+        self.while_visible(_LOOK_MS, self._poll, self.refresh)
 
     def refresh(self) -> None:
         """Request the state of every collection."""
-        self._run(self._state_now)
+        self._services.ask(self.banner, self._state_now, self._show, newest="state")
+
+    def _poll(self) -> None:
+        if not self._services.background.is_loading(self.banner, "state"):
+            self.refresh()
 
     def add_folder(self, folder: str) -> None:
         """Create a collection from a folder, named after it."""
@@ -87,22 +91,12 @@ class DocumentsPage(Page):
         dialog.open()
 
     def _change(self, act: Callable[[], object]) -> None:
-        def work() -> _State:
-            act()
-            return self._state_now()
-
-        self._run(work)
+        self._services.ask(self.banner, act, lambda _: self.refresh())
 
     def _state_now(self) -> _State:
         collections = self._services.api.collections()
         rows = self._services.api.chat_models() if any(map(_may_be_ordered, collections)) else ()
         return _State(collections, any("rerank" in row.capabilities and row.origin != REMOTE for row in rows))
-
-    def _run(self, work: Callable[[], _State]) -> None:
-        self._services.background.run(work, self._show, self._fail, parent=self)
-
-    def _fail(self, error: Exception) -> None:
-        self.banner.notify(error_message(error), "bad")
 
     def _show(self, state: _State) -> None:
         if state == self._shown:

@@ -68,7 +68,9 @@ class CompareUploads(QFrame):
         def started(job: Job) -> None:
             self._job = job.id
             self.go.setEnabled(False)
-            self._jobs.started(job)
+            newest = self._jobs.started(job)
+            if newest.ended:
+                self._on_finished(newest)
 
         self._services.ask(self._banner, lambda: self._services.api.compare_uploads(request), started)
 

@@ -84,7 +84,6 @@ class HubTab(QWidget):
         self.setLayout(
             stack(self.search, filters, self.banner, self._note, self.results, 1, spacing=12, margins=(0, 16, 0, 0))
         )
-        self._shown = 0
         self._shows_starters = False
         services.models.proposals_changed.connect(self._on_proposals)
 
@@ -171,20 +170,9 @@ class HubTab(QWidget):
         self._request(lambda: self._services.api.search_hub(text, task, size, sort), self._show_hits, self._search)
 
     def _request(self, ask: Callable[[], T], show: Callable[[T], object], again: Callable[[], object]) -> None:
-        """Show the response unless a newer request was made: a slow response must not replace a newer one."""
-        self._shown += 1
+        """Show the response, unless a newer request is made first."""
         self._shows_starters = False
-        request, failing = self._shown, self._failing(again)
-
-        def done(answer: T) -> None:
-            if request == self._shown:
-                show(answer)
-
-        def failed(error: Exception) -> None:
-            if request == self._shown:
-                failing(error)
-
-        self._services.background.run(ask, done, failed, self)
+        self._services.background.run(ask, show, self._failing(again), self, newest="results")
 
     def _show_hits(self, answer: SearchResults) -> None:
         clear(self.results)

@@ -60,9 +60,10 @@ class LinkedFoldersDialog(QDialog):
         def ask() -> tuple[tuple[LinkedFolder, ...], tuple[Folder, ...]]:
             return api.linked_folders().folders, api.foreign_folders().folders
 
-        self._services.background.run(
-            ask, lambda folders: when_released(self, lambda: self._show(*folders)), self._failed, self
-        )
+        def show(folders: tuple[tuple[LinkedFolder, ...], tuple[Folder, ...]]) -> None:
+            when_released(self, lambda: self._show(*folders))
+
+        self._services.background.run(ask, show, self._failed, self, newest="folders")
 
     def _show(self, linked: tuple[LinkedFolder, ...], foreign: tuple[Folder, ...]) -> None:
         clear(self._rows)

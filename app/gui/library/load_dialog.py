@@ -38,7 +38,7 @@ class LoadDialog(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(self.tr("Load settings: {name}").format(name=title))
         self._services, self._model = services, model
-        self._showing, self._request_number = True, 0
+        self._showing = True
         self._context_train = 0
         self.banner = Banner(services.theme)
         self.context = QSlider(Qt.Orientation.Horizontal)
@@ -64,6 +64,8 @@ class LoadDialog(QDialog):
         self._delay.timeout.connect(self._predict)
         self._build(title)
         self._connect()
+        for control in self._waiting:
+            control.setEnabled(False)
         services.ask(self.banner, lambda: services.api.load_settings(model), self._show)
 
     def _number(self, name: str, most: int, least: int = 0) -> QSpinBox:
@@ -109,6 +111,7 @@ class LoadDialog(QDialog):
         self.reset = button(self.tr("Reset to automatic"), self._reset)
         self.load = button(self.tr("Save and load"), lambda: self._save(self._load_now), "primary")
         save = button(self.tr("Save"), lambda: self._save(self.accept))
+        self._waiting = (self.reset, save, self.load)  # for the stored settings, which they would replace
         self.setLayout(
             stack(
                 label(title, "title", wrap=True),
@@ -175,6 +178,8 @@ class LoadDialog(QDialog):
         self.cache.setCurrentIndex(max(0, self.cache.findData(user.type_k)))
         self.keep.setChecked(user.keep_loaded)
         self._showing = False
+        for control in self._waiting:
+            control.setEnabled(True)
         self._on_changed()
 
     def _on_context(self) -> None:
@@ -191,18 +196,14 @@ class LoadDialog(QDialog):
         self._delay.start()
 
     def _predict(self) -> None:
-        self._request_number += 1
-        request_number, chosen, api = self._request_number, self.choices, self._services.api
-
-        def show(answer: PlacementAnswer) -> None:
-            if request_number == self._request_number:
-                self._show_prediction(answer)
+        chosen, api = self.choices, self._services.api
 
         def failed(error: Exception) -> None:
-            if request_number == self._request_number:
-                self._verdict.setText(error_message(error))
+            self._verdict.setText(error_message(error))
 
-        self._services.background.run(lambda: api.placement(self._model, chosen), show, failed, self)
+        self._services.background.run(
+            lambda: api.placement(self._model, chosen), self._show_prediction, failed, self, newest="prediction"
+        )
 
     def _show_prediction(self, answer: PlacementAnswer) -> None:
         placed, fit = answer.placement, answer.fit

@@ -121,7 +121,7 @@ class LibraryPage(Page):
         self._unfinished = JobList(services.theme, jobs)
         for widget in (self._unfinished, self.tabs):
             self.content.addWidget(widget)
-        self.while_visible(_REFRESH_MS, self.refresh, self._rescan)
+        self.while_visible(_REFRESH_MS, self._poll, self._rescan)
         jobs.finished.connect(self._on_job_finished)
         jobs.failed.connect(lambda text: self.banner.notify(text, "bad"))
         services.models.reachable_changed.connect(lambda _: self.refresh())
@@ -130,8 +130,11 @@ class LibraryPage(Page):
 
     def _rescan(self) -> None:
         """Show the known models, then rescan the model folders."""
-        self.refresh()
-        self.refresh(look_again=True)
+        self.refresh(then=lambda: self.refresh(look_again=True))
+
+    def _poll(self) -> None:
+        if not self._services.background.is_loading(self, "models"):
+            self.refresh()
 
     def changeEvent(self, event: QEvent) -> None:
         """Rescan when the user returns to the window, perhaps after copying a file into a folder."""
@@ -139,26 +142,25 @@ class LibraryPage(Page):
         if event.type() == QEvent.Type.ActivationChange and self.isActiveWindow() and self.isVisible():
             self.refresh(look_again=True)
 
-    def refresh(self, *, look_again: bool = False) -> None:
-        """Request the model list. `look_again`: the server rescans for new files first."""
-        if not self._services.models.reachable or (self._asking and not look_again):
+    def refresh(self, *, look_again: bool = False, then: Callable[[], object] | None = None) -> None:
+        """Request the model list, then call `then`. `look_again`: the server rescans for new files first."""
+        if not self._services.models.reachable:
             return
-        self._asking = True
 
         def failed(error: Exception) -> None:
-            self._asking = False
             if isinstance(error, ApiError) and error.status == 0:
                 return  # the main window already reports an unreachable server
             self.banner.notify(error_message(error), "bad")
 
+        def ask() -> list[tuple[Model, float | None]]:
+            return self._certified(self._services.api.library(refresh=look_again))
+
         def show(models: list[tuple[Model, float | None]]) -> None:
-            self._asking = False
             self._show(models)
+            if then is not None:
+                then()
 
-        api = self._services.api
-        self._services.background.run(lambda: self._certified(api.library(refresh=look_again)), show, failed, self)
-
-    _asking = False
+        self._services.background.run(ask, show, failed, self, newest="models")
 
     @staticmethod
     def _certified(models: Sequence[Model]) -> list[tuple[Model, float | None]]:
@@ -229,7 +231,7 @@ class LibraryPage(Page):
             ]
             self.banner.notify("\n".join(lines), "warn" if updates.problems else "info")
 
-        self._services.ask(self.banner, self._services.api.updates, show)
+        self._services.ask(self.banner, self._services.api.updates, show, newest="updates")
 
     def update_model(self, model: str) -> None:
         """Download the newer version of a model."""
@@ -386,7 +388,7 @@ class LibraryPage(Page):
         def show(details: tuple[Model, tuple[Tensor, ...]]) -> None:
             DetailsDialog(self._services.theme, *details, self).open()
 
-        self._services.ask(self.banner, ask, show)
+        self._services.ask(self.banner, ask, show, newest="details")
 
     def _show_add_menu(self) -> None:
         menu = Menu(self._services.theme, self)

@@ -1,6 +1,7 @@
 """Handles model families that only llama.cpp's converter supports: offers to install it and converts the model."""
 
 from collections.abc import Callable
+from functools import partial
 
 from PySide6.QtCore import QObject, Signal
 
@@ -24,25 +25,26 @@ class ForeignFamily(QObject):
     def __init__(self, services: AppContext, jobs: Jobs, banner: Banner, parent: QObject) -> None:
         super().__init__(parent)
         self._services, self._jobs, self._banner = services, jobs, banner
-        self._model: Model | None = None
         self._awaited: dict[str, Callable[[Job], None]] = {}
         jobs.finished.connect(self._on_finished)
 
     def offer(self, model: Model) -> None:
         """Show what installing llama.cpp's converter requires, with a start button."""
-        self._model = model
-        self._services.ask(self._banner, self._services.api.converter, self._show)
+        ask = self._services.api.converter
+        self._services.ask(self._banner, ask, lambda state: self._show(model, state), newest="converter")
 
-    def _show(self, state: ConverterState) -> None:
-        model = self._model
-        if model is None:
-            return
+    def withdraw(self) -> None:
+        """Offer nothing, if that is not shown yet: another model is chosen."""
+        self._services.background.drop(self._banner, "converter")
+
+    def _show(self, model: Model, state: ConverterState) -> None:
         if state.installed:
             text = self.tr(
                 "Tessera's converter does not support the architecture of {name}. llama.cpp's "
                 "converter does and is installed."
             )
-            self._banner.notify(text.format(name=model.name), "warn", (self.tr("Convert it"), self._convert))
+            convert = (self.tr("Convert it"), partial(self._convert, model))
+            self._banner.notify(text.format(name=model.name), "warn", convert)
             return
         text = self.tr(
             "Tessera's converter does not support the architecture of {name}, but llama.cpp's does. To get it, "
@@ -54,20 +56,18 @@ class ForeignFamily(QObject):
             disk=formatted.size(state.disk_bytes),
             time=formatted.duration(state.seconds),
         )
-        self._banner.notify(text, "warn", (self.tr("Download and convert"), self._fetch))
+        self._banner.notify(text, "warn", (self.tr("Download and convert"), partial(self._fetch, model)))
 
-    def _fetch(self) -> None:
-        self._begin(self._services.api.fetch_converter, self._on_fetched)
+    def _fetch(self, model: Model) -> None:
+        self._begin(self._services.api.fetch_converter, partial(self._on_fetched, model))
 
-    def _on_fetched(self, job: Job) -> None:
+    def _on_fetched(self, model: Model, job: Job) -> None:
         if result_of(job, ConverterFetched) is not None:
-            self._convert()
+            self._convert(model)
 
-    def _convert(self) -> None:
-        model = self._model
-        if model is not None:
-            request = ConvertRequest(source=model.path)
-            self._begin(lambda: self._services.api.convert(request), self._on_converted)
+    def _convert(self, model: Model) -> None:
+        request = ConvertRequest(source=model.path)
+        self._begin(lambda: self._services.api.convert(request), self._on_converted)
 
     def _on_converted(self, job: Job) -> None:
         converted_file = result_of(job, ConvertedFile)
@@ -78,7 +78,9 @@ class ForeignFamily(QObject):
         def started(job: Job) -> None:
             self._awaited[job.id] = then
             self._banner.hide()
-            self._jobs.started(job)
+            newest = self._jobs.started(job)
+            if newest.ended:
+                self._on_finished(newest)
 
         self._services.ask(self._banner, start, started)
 

@@ -76,8 +76,11 @@ class LossChips(QObject):
 
         def started(job: Job) -> None:
             self._job = job.id
-            self._jobs.started(job)
-            self._on_change()  # the button is disabled while the job runs
+            newest = self._jobs.started(job)
+            if newest.ended:
+                self._on_finished(newest)
+            else:
+                self._on_change()  # the button is disabled while the job runs
 
         self._services.ask(self._banner, lambda: self._services.api.quick_test(request), started)
 

@@ -116,10 +116,8 @@ class FitPage(Page):
         self._services, self._jobs = services, jobs
         self._models: list[Model] = []
         self._range = (0, 0)
-        self._request_number = 0
         self._ours: dict[int, float] = {}  # drawn points: file bytes to loss
         self._current: dict[int, float] = {}  # the drawn points that use the latest measurements
-        self._sweeps = 0
         self._stock: tuple[PresetPlan, ...] = ()
         self._measured: dict[int, float] = {}  # of this model: file bytes to measured loss
         self.banner = Banner(services.theme, self)
@@ -204,21 +202,26 @@ class FitPage(Page):
         return round(low + (high - low) * self.slider.value() / _STEPS)
 
     def _refresh(self) -> None:
+        """Show the known models, then those that a new look at the folders finds too."""
         api = self._services.api
-        self._services.ask(self.banner, api.library, self._show_models)
-        self._services.ask(self.banner, lambda: api.library(refresh=True), self._show_models)
 
-    def _show_models(self, models: tuple[Model, ...]) -> None:
+        def look_again(models: tuple[Model, ...]) -> None:
+            self._show_models(models, is_last=False)
+            self._services.ask(self.banner, lambda: api.library(refresh=True), self._show_models, newest="models")
+
+        self._services.ask(self.banner, api.library, look_again, newest="models")
+
+    def _show_models(self, models: tuple[Model, ...], *, is_last: bool = True) -> None:
         online = [model for model in models if model.state == "online"]
         if online == self._models and self._range[1] and not self._next_model:
             return  # do not refresh the combo box, it may be open
         self._models = online
-        previous = self._next_model or self.model.currentData()
         before = self.model.currentData()
         self.model.clear()
         usable = [item for item in self._models if not unfit(item)]
         quantized = [item for item in self._models if repository_of_original(item)]
         choosable = [*usable, *quantized]
+        is_listed = self._next_model in {item.id for item in choosable}
         for item in [*choosable, *(item for item in self._models if item not in choosable)]:
             self.model.addItem(f"{item.name} · {formatted.size(item.size_bytes)}", item.id)
             if item not in choosable:
@@ -227,9 +230,10 @@ class FitPage(Page):
                 self.model.setItemData(index, 0, Qt.ItemDataRole.UserRole - 1)  # Qt's internal role for item flags
         self._none.setVisible(not choosable)
         self._choices.setVisible(bool(choosable))
-        at = self.model.findData(previous)
+        at = self.model.findData(self._next_model if is_listed else before)
         self.model.setCurrentIndex(at if 0 <= at < len(choosable) else 0 if choosable else -1)
-        self._next_model = ""
+        if is_listed or is_last:
+            self._next_model = ""
         # A message that is shown stays: the same one again would replace the button under the pointer.
         chosen = self._chosen
         shows_refusal = chosen is not None and self.banner.isVisible() and bool(repository_of_original(chosen))
@@ -242,7 +246,8 @@ class FitPage(Page):
 
     def _on_model(self) -> None:
         self._delay.stop()
-        self._request_number += 1  # an answer about the model before comes too late
+        self._services.background.drop(self, "forecast")  # of the model before
+        self._foreign.withdraw()
         self._range = (0, 0)
         self._ours, self._current, self._stock, self._measured = {}, {}, (), {}
         self.start.setEnabled(False)
@@ -290,20 +295,17 @@ class FitPage(Page):
         self._forecast()
 
     def _forecast(self) -> None:
-        self._request_number += 1
-        request_number, request = self._request_number, self._request()
+        request = self._request()
         if not request.model:
             return
 
+        def ask() -> QuantizeSketch:
+            return self._services.api.quantize_plan(request)
+
         def show(sketch: QuantizeSketch) -> None:
-            if request_number == self._request_number:
-                self._show_forecast(sketch, request.model)
+            self._show_forecast(sketch, request.model)
 
-        def failed(error: Exception) -> None:
-            if request_number == self._request_number:
-                self._show_refusal(error)
-
-        self._services.background.run(lambda: self._services.api.quantize_plan(request), show, failed, self)
+        self._services.background.run(ask, show, self._show_refusal, self, newest="forecast")
 
     def _show_refusal(self, error: Exception) -> None:
         self._refused = True
@@ -392,8 +394,7 @@ class FitPage(Page):
         budgets = [round(low + (high - low) * (0.02 + 0.6 * (n / _SWEEP) ** 1.5)) for n in range(_SWEEP)]
         tier, text = self.tier.currentData(), self.text.value
         requests = [QuantizeOptions(model=model, budget_bytes=b, tier=tier, calibration=text) for b in budgets]
-        self._sweeps += 1
-        number, self._current = self._sweeps, {}
+        self._current = {}
 
         def plans() -> list[QuantPlan]:
             curve = []
@@ -405,14 +406,14 @@ class FitPage(Page):
             return curve
 
         def show(curve: list[QuantPlan]) -> None:
-            if self.model.currentData() == model and number == self._sweeps:
+            if self.model.currentData() == model:
                 self._current.update({plan.file_bytes: plan.damage for plan in curve})
                 self._ours = self._current
                 if curve:
                     self._stock = curve[-1].stock or self._stock
                 self._show_points()
 
-        self._services.background.run(plans, show, lambda _: None, self)
+        self._services.background.run(plans, show, lambda _: None, self, newest="curve")
 
     def _start(self) -> None:
         request = self._request()

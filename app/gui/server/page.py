@@ -125,7 +125,6 @@ class ServerPage(Page):
     """On/off switch, address, snippets, keys, programs and requests."""
 
     start_pressed = Signal()
-    _asking = False
 
     def __init__(self, services: AppContext, link: ServerLink) -> None:
         super().__init__(
@@ -258,19 +257,16 @@ class ServerPage(Page):
         QTimer.singleShot(_DONE_MS, self._copy_button, lambda: self._copy_button.setText(self.tr("Copy")))
 
     def _follow(self) -> None:
-        if not self._asking and self._services.models.reachable:
-            self._asking = True
-            run, api = self._services.background.run, self._services.api
-            run(api.recent_requests, self._on_activity, lambda _: self._show_activity(None), self)
+        background, ask = self._services.background, self._services.api.recent_requests
+        if self._services.models.reachable and not background.is_loading(self, "activity"):
+            background.run(ask, self._on_activity, lambda _: None, self, newest="activity")
 
     def _on_activity(self, answer: RecentActivity) -> None:
         """Ignore a response that arrives after the server was stopped."""
-        self._show_activity(answer if self._services.models.reachable else None)
+        if self._services.models.reachable:
+            self._show_activity(answer)
 
-    def _show_activity(self, answer: RecentActivity | None) -> None:
-        self._asking = False
-        if answer is None:
-            return
+    def _show_activity(self, answer: RecentActivity) -> None:
         programs = [program for program in answer.programs if program.connected]
         self.programs.show_rows([requests.program_row(program) for program in programs])
         self.programs.setVisible(bool(programs))
@@ -340,7 +336,8 @@ class LogPage(Page):
             except OSError:
                 return ""
 
-        self._services.background.run(read, self._show_log, None, self)
+        if not self._services.background.is_loading(self, "log"):
+            self._services.background.run(read, self._show_log, None, self, newest="log")
 
     def _show_log(self, text: str) -> None:
         if text != self.log.toPlainText():

@@ -116,7 +116,7 @@ class ElsewhereCard(QFrame):
             self.refresh()
             self.moved.emit()
 
-        self._services.background.run(look, done, self._failed, self)
+        self._services.background.run(look, done, self._failed, self, newest="server")
 
     def _failed(self, error: Exception) -> None:
         self._refresh_buttons()
@@ -124,6 +124,7 @@ class ElsewhereCard(QFrame):
         self._banner.notify(formatted.sentence(str(error)), "bad")
 
     def _back(self) -> None:
+        self._services.background.drop(self, "server")
         self._remote.forget()
         self._link.disconnect()
         self.refresh()
@@ -156,7 +157,8 @@ class ElsewhereCard(QFrame):
             self.code.show()
             self.shown.show()
 
-        self._services.background.run(make, done, self._failed, self)
+        if not self._services.background.is_loading(self, "code"):  # each one makes a key
+            self._services.background.run(make, done, self._failed, self, newest="code")
 
 
 def _png(text: str) -> bytes:

@@ -44,7 +44,7 @@ class RowsCard(QFrame, Generic[T]):
 
     def refresh(self) -> None:
         """Reload the list. The listed hosts are not contacted."""
-        self._services.background.run(self._fetch, self._show, lambda _: None, self)
+        self._services.background.run(self._fetch, self._show, lambda _: None, self, newest="rows")
 
     def _show(self, state: T) -> None:
         if state == self._shown_state:

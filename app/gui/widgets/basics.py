@@ -1,6 +1,6 @@
 """Labels, buttons, cards and banners in the style sheet's kinds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, TypeVar
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QSize, Qt, QTimer, Signal
@@ -13,6 +13,7 @@ from PySide6.QtGui import (
     QHideEvent,
     QIcon,
     QKeyEvent,
+    QMouseEvent,
     QPainter,
     QPaintEvent,
     QResizeEvent,
@@ -76,11 +77,19 @@ def set_kind(widget: QWidget, kind: str) -> None:
         widget.style().polish(widget)
 
 
+class _Button(QPushButton):
+    """A button that a double click presses once: its second press may meet another button in the same place."""
+
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
+        """Press nothing."""
+        event.accept()
+
+
 def button(
     text: str, on_click: Callable[[], object] | None = None, kind: str = "", *, name: str = "", tip: str = ""
 ) -> QPushButton:
     """A push button. `kind` is primary, danger, link or empty; `name` is for screen readers."""
-    result = QPushButton(text)
+    result = _Button(text)
     result.setAccessibleName(name)
     result.setToolTip(tip)
     result.setProperty("kind", kind)
@@ -91,7 +100,10 @@ def button(
 
 
 class IconButton(QToolButton):
-    """An icon button. `words` is its tooltip and accessible name."""
+    """An icon button. `words` is its tooltip and accessible name.
+
+    A double click presses it once, or twice if it `steps` through something.
+    """
 
     def __init__(
         self,
@@ -102,8 +114,10 @@ class IconButton(QToolButton):
         *,
         colour: str = "muted",
         size: int = 18,
+        steps: bool = False,
     ) -> None:
         super().__init__()
+        self._steps = steps
         self._theme, self._icon, self._colour = theme, icon, colour
         self.set_words(words)
         self._size = size
@@ -127,6 +141,11 @@ class IconButton(QToolButton):
         if quiet != self._quiet:
             self._quiet = quiet
             self._refresh()
+
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
+        """Press again only to step; see `_Button`."""
+        if self._steps:
+            super().mouseDoubleClickEvent(event)
 
     def focusInEvent(self, event: QFocusEvent) -> None:
         """Show the icon for keyboard users."""
@@ -560,41 +579,3 @@ class ElidedLabel(QLabel):
         painter.setPen(self.palette().color(self.foregroundRole()))
         left = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
         painter.drawText(self.rect(), QStyle.visualAlignment(self.layoutDirection(), left), shown)
-
-
-_BETWEEN, _MORE = " · ", " · …"
-
-
-class FactsLine(QLabel):
-    """A line of facts, most important first. The last ones are omitted if they do not fit."""
-
-    def __init__(self, facts: Sequence[str], kind: LabelKind = "small") -> None:
-        super().__init__()
-        self._facts = list(facts)
-        self.setTextFormat(Qt.TextFormat.PlainText)
-        self.setProperty("kind", kind)
-        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
-        self.setAccessibleName(_BETWEEN.join(facts))
-        self._fit()
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        """Show as many facts as fit."""
-        super().resizeEvent(event)
-        self._fit()
-
-    def changeEvent(self, event: QEvent) -> None:
-        """Fit again after a font change."""
-        super().changeEvent(event)
-        if event.type() in {QEvent.Type.FontChange, QEvent.Type.StyleChange}:
-            self._fit()
-
-    def _fit(self) -> None:
-        whole = _BETWEEN.join(self._facts)
-        shown, metrics = whole, self.fontMetrics()
-        for count in range(len(self._facts) - 1, 0, -1):
-            if metrics.horizontalAdvance(shown) <= self.width():
-                break
-            shown = _BETWEEN.join(self._facts[:count]) + _MORE
-        if shown != self.text():
-            self.setText(shown)
-        self.setToolTip(whole if shown != whole else "")
