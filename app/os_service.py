@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import escape
 
+from app.server_process import END_S
 from devices.atomic_file import write_atomically
 from devices.environment import sounds_secret
 from devices.programs import installed_program
 
 NAME: Final = "tessera"
 LABEL: Final = "io.github.tessera.Tessera"
+# A service manager kills a server that has not ended after so many seconds; it may store prefixes meanwhile.
+_STOP_S: Final = round(END_S)
 # Service managers answer within one second, but systemd waits for a server that is being stopped.
-TIMEOUT_S: Final = 60.0
+TIMEOUT_S: Final = _STOP_S + 30.0
 # Variables of the installing shell that the service manager does not have, as names or prefixes: paths of folders
 # and programs, settings, and the use of network and devices.
 _PASSED: Final = frozenset(
@@ -160,7 +163,8 @@ def _systemd(command: Sequence[str], env: Mapping[str, str]) -> Manager:
         lines.append(f"WorkingDirectory=-{folder.replace('%', '%%')}\n")
     text = (
         "[Unit]\nDescription=Tessera, a server of local AI models\n\n"
-        f"[Service]\n{''.join(lines)}ExecStart={words}\nRestart=on-failure\nRestartSec=5\nNoNewPrivileges=true\n\n"
+        f"[Service]\n{''.join(lines)}ExecStart={words}\nRestart=on-failure\nRestartSec=5\n"
+        f"TimeoutStopSec={_STOP_S}\nNoNewPrivileges=true\n\n"
         "[Install]\nWantedBy=default.target\n"
     )
     return Manager(
@@ -210,6 +214,7 @@ def _launchd(command: Sequence[str], env: Mapping[str, str]) -> Manager:
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False},
         "ThrottleInterval": 5,
+        "ExitTimeOut": _STOP_S,
         "StandardErrorPath": str(logs),
     }
     target = f"gui/{os.getuid() if hasattr(os, 'getuid') else 501}"

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound="ChatClient")
 
 START_S: Final = 60.0  # imports are slow on a busy machine; a server that exits is reported immediately
+# A server that was told to end lets its jobs store their results (60 s) and then its runners their prefixes (120 s;
+# engine/jobs/jobs.py and engine/runner/watchdog.py). One that is killed loses them.
+END_S: Final = 200.0
 
 
 def server_log() -> Path:
@@ -99,8 +102,10 @@ class ServerProcess:
     def stop(self) -> None:
         self._process.terminate()
         try:
-            self._process.wait(5)
+            self._process.wait(END_S)
         except subprocess.TimeoutExpired:
+            pass
+        finally:  # also if Ctrl-C ends the wait
             self._process.kill()
             self._process.wait()
         self._drain.join(1)

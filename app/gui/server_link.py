@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from app.client import ApiError, Client, Routes, ServerNotStarted, ServerUnreachable, running_server
 from app.client.errors import ServerReplaced
 from app.client.transport import Body
-from app.server_process import server_log, start_shared
+from app.server_process import END_S, server_log, start_shared
 from engine.core.paths import user_paths
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 # The server process of this window, or of an earlier window that was killed before it stopped its server.
 
-# A server that shuts down cancels its work and removes partial files, which takes a while on a busy computer.
-_END_S = 20.0
 # Two reads of one process's start time differ by less than this. A process id is not reused within this time.
 _SAME_START_S = 1.0
 
@@ -57,7 +55,7 @@ class ChildServer:
         with suppress(psutil.NoSuchProcess):
             self._process.terminate()
             try:
-                self._wait(_END_S)
+                self._wait(END_S)
             except (psutil.TimeoutExpired, subprocess.TimeoutExpired):
                 self._process.kill()
                 self._wait(None)

@@ -91,6 +91,9 @@ _KEPT = 200
 _SPEED_WINDOW_S = 5.0
 _LEAST_SAMPLES = 2  # a speed needs two points
 _STALLED_S = 5.0
+# A server that ends waits so long for a job to pause, and for one that stores its result.
+_PAUSE_S: Final = 10.0
+_STORE_S: Final = 60.0
 
 
 class Paused(TesseraError):
@@ -108,6 +111,11 @@ class JobContext:
         self._on_progress = on_progress
         self._samples: deque[tuple[float, int]] = deque()
         self._moved_at = time.monotonic()
+        self.storing = False
+
+    def store(self) -> None:
+        """Note that from now on the work stores its result: a server that ends waits for it."""
+        self.storing = True
 
     def ask(self, overrides: Literal["paused", "cancelled", "finished"]) -> None:
         """Request the work to stop; it stops at its next check. `finished`: with the result that it has so far."""
@@ -372,15 +380,17 @@ class JobRegistry:
                 if subscription.job_id is None:
                     subscription.end()
 
-    def close(self, timeout_s: float = 10.0) -> None:
+    def close(self) -> None:
         """Pause running jobs, wait for them and save the list."""
         with self._lock:
-            controls, threads = list(self._controls.values()), list(self._threads.values())
-        for control in controls:
+            controls, threads = dict(self._controls), dict(self._threads)
+        for control in controls.values():
             control.ask("paused")
-        deadline = time.monotonic() + timeout_s
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        began = time.monotonic()
+        for job_id, thread in threads.items():
+            thread.join(max(0.0, began + _PAUSE_S - time.monotonic()))
+            if job_id in controls and controls[job_id].storing:
+                thread.join(max(0.0, began + _STORE_S - time.monotonic()))
 
     def _ask(self, job_id: str, overrides: Literal["paused", "cancelled", "finished"]) -> Job:
         with self._lock:

@@ -1,6 +1,7 @@
 """The server's side of one runner: starts it, exchanges messages, reports why it exited."""
 
 import asyncio
+import logging
 import os
 import time
 import weakref
@@ -25,6 +26,8 @@ from engine.runner.buffers import BufferLog
 from engine.runner.exit_reasons import exit_reason, file_to_blame
 from engine.runner.faults import fault_to_error
 from engine.runner.watchdog import Watchdog
+
+log = logging.getLogger(__name__)
 
 STDERR_LINES: Final = 200
 # Bytes read from the pipe per call: all frames of a step, and of several if the server is late.
@@ -242,13 +245,24 @@ class RunnerProcess:
         self._post(pace)
 
     async def stop(self) -> None:
-        """Stop the child: request a shutdown, then kill it."""
+        """Stop the child: request a shutdown, then kill it if it is stuck."""
         self._stopping = True
         self._post(protocol.Shutdown())
-        if not await self._watchdog.sees_end(self._process.wait(), SHUTDOWN_S):
+        ended = await self._watchdog.sees_end(self._process.wait(), SHUTDOWN_S)
+        saving = self._watchdog.saving
+        if not ended:
+            log.warning("killed pid=%d path=%s bytes_not_stored=%d", self.pid, self._path, saving.left_bytes)
             self.kill()
             await self._process.wait()
+        if saving.problem:
+            log.warning("prefixes are not stored path=%s: %s", self._path, saving.problem)
         await asyncio.gather(self._reader_task, self._stderr_task)
+
+    @staticmethod
+    def kill_all() -> None:
+        """Kill all runners now: the user does not want to wait for what they store."""
+        for runner in list(_living):
+            runner.kill()
 
     @staticmethod
     async def end_all() -> None:
@@ -337,7 +351,7 @@ class RunnerProcess:
             _resolve(self._hello, message)
         elif isinstance(message, protocol.Loaded):
             _resolve(self._loaded, message.facts)
-        elif isinstance(message, protocol.Progress):
+        elif isinstance(message, protocol.Progress | protocol.Saving):
             self._report_progress(message)
         else:
             reply = self._replies.get(message.id)
@@ -350,7 +364,12 @@ class RunnerProcess:
             if mailbox is not None:
                 mailbox.put(event)
 
-    def _report_progress(self, progress: protocol.Progress) -> None:
+    def _report_progress(self, progress: protocol.Progress | protocol.Saving) -> None:
+        if isinstance(progress, protocol.Saving):
+            if progress.left_bytes and not self._watchdog.saving.left_bytes:
+                log.info("storing prefixes path=%s bytes=%d", self._path, progress.left_bytes)
+            self._watchdog.saving = progress
+            return
         self._phase = progress.phase
         try:
             self._on_progress(progress.phase, progress.fraction)

@@ -408,13 +408,24 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """Shut down cleanly."""
 
 
+class Saving(msgspec.Struct, frozen=True, kw_only=True, tag="saving"):
+    """A runner that shuts down stores its prefixes: bytes written since the load, and bytes that wait for the disk.
+
+    `problem` is why the last prefix that could not be stored was not (empty: none).
+    """
+
+    written_bytes: int
+    left_bytes: int
+    problem: str = ""
+
+
 ToRunner = (
     Load | Submit | Cancel | Credit | Tokenize | Detokenize | Embed | StatsQuery | Pace | ContextKept | Resize
     | Shutdown
 )  # fmt: skip
 FromRunner = (
     Hello | Heartbeat | Progress | Loaded | Events | Tokens | Pieces | Embedded | Fault | Stats | ContextWanted
-    | Resized | RowsRecorded
+    | Resized | RowsRecorded | Saving
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

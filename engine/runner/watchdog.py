@@ -12,7 +12,7 @@ from typing import Final
 from devices.child import Spent, StallDetector
 from devices.process_memory import cpu_seconds
 from engine.message_catalog.reasons import Reason, because
-from engine.runner.protocol import LoadSettings
+from engine.runner.protocol import LoadSettings, Saving
 
 # A cold interpreter with llama.cpp or ONNX Runtime sends its hello within 10 s on a busy two-core machine.
 START_S: Final = 90.0
@@ -20,6 +20,10 @@ START_S: Final = 90.0
 SILENCE_S: Final = 30.0
 # The longest real step is a full batch of a large model on a slow CPU, about a minute.
 STALL_S: Final = 300.0
+# A runner that stores prefixes while it shuts down: a disk that takes no byte for this long is broken, and one that
+# takes longer in all is too slow to wait for (2 GB at 17 MB/s).
+DISK_S: Final = 20.0
+SAVE_S: Final = 120.0
 # Number of checks per wait. After a suspend the clock has jumped, which counts as only one check.
 LOOKS: Final = 3
 # A runner that is shutting down on a busy CPU gets this many times the limit.
@@ -38,6 +42,7 @@ class Watchdog:
         self._silence = StallDetector(pid, spent)
         self._step = StallDetector(pid, spent)
         self._threads = 1
+        self.saving = Saving(written_bytes=0, left_bytes=0)  # the last that a runner sent at its shutdown
         self._timer: asyncio.TimerHandle | None = None
         self._wait(START_S, because("did_not_start", seconds=START_S))
 
@@ -69,16 +74,24 @@ class Watchdog:
     async def sees_end(self, end: Awaitable[object], limit_s: float) -> bool:
         """Wait for the exit of a runner that is shutting down; False: it is stuck or takes too long.
 
-        The runner may finish its step and store its prefixes. On a busy machine it has up to PATIENCE times
-        `limit_s`.
+        The runner may finish its step. On a busy machine it has up to PATIENCE times `limit_s`. While it stores
+        prefixes, it may compute nothing, and has up to SAVE_S if its disk takes bytes.
         """
         ending, still = asyncio.ensure_future(end), StallDetector(self._pid, self._spent)
+        pause_s, look, began_at, saved_at, saved_bytes = limit_s / LOOKS, 0, 0, 0, 0
+        still.over(0.0, limit_s, self._threads)
         try:
-            for look in range(1, LOOKS * PATIENCE + 1):
-                done, _ = await asyncio.wait((ending,), timeout=limit_s / LOOKS)
-                if done or still.over(look * limit_s / LOOKS * PASSED, limit_s, self._threads):
-                    return bool(done)
-            return False
+            while not (await asyncio.wait((ending,), timeout=pause_s))[0]:
+                look += 1
+                if self.saving.written_bytes > saved_bytes:
+                    saved_at, saved_bytes = look, self.saving.written_bytes
+                if self.saving.left_bytes and (look - saved_at) * pause_s < DISK_S and look * pause_s < SAVE_S:
+                    began_at = look
+                    still.begin()
+                waited_s = (look - began_at) * pause_s * PASSED
+                if still.over(waited_s, limit_s, self._threads) or waited_s > PATIENCE * limit_s * PASSED:
+                    return False
+            return True
         finally:
             ending.cancel()
 

@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -14,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import psutil
@@ -29,6 +31,7 @@ from engine.core.proof import proof
 from engine.core.startup_timing import StartupTimer
 from engine.jobs.job_types import ENDED
 from engine.jobs.jobs import JobRegistry
+from engine.runner.process import RunnerProcess
 from engine.server.auth import (
     Access,
     remove_server_file,
@@ -359,6 +362,12 @@ class _Server(SleepingServer):
         except OSError as error:
             reason = f"{server_file} cannot be written ({error.strerror}): terminal and window will not find it."
         log.warning("not published: %s", reason)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End at the first signal; at a second Ctrl-C without what the runners still store."""
+        if self.should_exit and sig == signal.SIGINT:
+            RunnerProcess.kill_all()
+        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Remove the URL first: uvicorn ends by raising the signal it caught, and nothing runs after that."""

@@ -1,5 +1,6 @@
 """Runs a whole quantization job: convert, measure, plan, write, verify, publish. Native code runs in children."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -96,11 +97,13 @@ def quantize(
     executor: Executor = HERE,
     judge: GateEvaluator | None = None,
     keeps: CancelCheck = lambda: False,
+    on_publish: Callable[[], None] = lambda: None,
 ) -> QuantizeReport:
     """Run the whole job; blocks. The output gets its final name only when it is complete and verified.
 
     `judge` runs the tasks of the request's quality gate. If the gate rejects, the report says so and no file is
     left. If the job is cancelled while `keeps()` is true, it ends with its best file so far, if it has one.
+    `on_publish` is called when the file is finished and gets its final name; from then on the job is not cancelled.
 
     Raises: BudgetTooSmall, InvalidOption, BadFile and its subclasses, BadWeights, UnsupportedModel: invalid request
     or source. DiskFull, NotWritable, SourceChanged, ChildDied: problems of the environment. Cancelled. In all these
@@ -112,7 +115,7 @@ def quantize(
         raise InvalidOption("OUT", "it is the SOURCE itself, which is never written to")
     writes = not request.plan_only
     output = Output(request.out, overwrite=request.overwrite, writes=writes)
-    job = _Job(request, output, on_progress, cancelled, executor, judge)
+    job = _Job(request, output, on_progress, cancelled, executor, judge, on_publish)
     with (
         bounded(request.cache_dir, writes=writes),
         output,
@@ -124,6 +127,7 @@ def quantize(
         except Cancelled:
             if job.so_far is None or not keeps():
                 raise
+            on_publish()
             return job.so_far.publish(request, output, job.identity)
 
 
@@ -138,8 +142,10 @@ class _Job:
         cancelled: CancelCheck,
         executor: Executor,
         judge: GateEvaluator | None,
+        on_publish: Callable[[], None],
     ) -> None:
         self.request = request
+        self.on_publish = on_publish
         self.output = output
         self.phases = JobPhases(on_progress, cancelled)
         self.on_progress, self.cancelled = self.phases.on_progress, cancelled
@@ -421,6 +427,7 @@ class _Job:
         if not shipped_any:
             check_unchanged(self.request.source, self.identity)
             return report
+        self.on_publish()
         report = publish(self.request, self.output, report, chosen, types, rounded.keys(), self.identity)
         fresh = ("hash", "measure", "round") if self.fresh else ()
         whole = {"convert", "first", "write", "verify", *fresh, *(["gate"] if self.asked_all else [])}

@@ -101,11 +101,12 @@ def test_a_key_reads_nothing_of_another_key(tmp_path):
             assert completions(own) > 64
     finally:
         server.stop()
+    told = [server.log, *sorted(str(file) for file in tmp_path.rglob("*.kv"))]
     server = RunningServer(tmp_path)
     try:  # prefixes on disk have owners, too
         with with_key(store.add("new", ("chat",))) as new, with_key(victims[completions]) as old:
             assert completions(new) == 0
-            assert completions(old) > 64
+            assert completions(old) > 64, told
         for key in store.all():
             store.remove(key.name)
         with with_key("") as anyone, with_key("none of ours") as other, with_key(server.token) as own:

@@ -4,11 +4,9 @@ import asyncio
 from dataclasses import dataclass, field
 
 from engine.core.types import Delta, Done, GenerationRequest, SamplingParams, Started, TokenLogprob
-from engine.runner import process
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 
-process.SHUTDOWN_S = 60.0  # tests check what a runner stores at its end, also on a busy machine
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 GREEDY = SamplingParams(temperature=0)
 # The same tokens, but the request may use all cached tokens, so it need not repeat bit for bit.

@@ -118,7 +118,9 @@ def make(
         with texts_of(options) as with_texts:
             request = build_request(with_texts, source.path, out, catalogue.paths, resources, gate)
             stopping, finishing = (lambda: control.stopping), (lambda: control.finishing)
-            report = run_quantize(request, progress, stopping, executor, judge, keeps=finishing)
+            report = run_quantize(
+                request, progress, stopping, executor, judge, keeps=finishing, on_publish=control.store
+            )
     except Cancelled:
         control.check()  # a pause, not a cancellation
         raise

@@ -104,6 +104,12 @@ class BaseScheduler(abc.ABC, Generic[S]):
         self.prompt_tokens += sequence.n_prompt
         out.append((sequence.id, sequence.started()))
 
+    def end_all(self) -> None:
+        """Cancel every request now; what was computed for it stays in the cache."""
+        for sequence in self._by_id.values():
+            sequence.cancelled = True
+        self._end_cancelled([])
+
     def _end_cancelled(self, out: list[Output]) -> None:
         for sequence in [s for s in self._by_id.values() if s.cancelled]:
             self._end(sequence, "cancelled", out)

@@ -262,6 +262,15 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         return self._inbox.get()
 
     def _persist_prefixes(self, scheduler: Scheduler) -> None:
+        """Store what was computed, also of requests that still run. The server waits while bytes are written."""
+
+        def report(written_bytes: int, left_bytes: int, problem: str) -> None:
+            saving = protocol.Saving(written_bytes=written_bytes, left_bytes=left_bytes, problem=problem)
+            self._channel.send(saving)
+
+        scheduler.end_all()
+        if self._store is not None:
+            self._store.wait_for_disk(report)
         scheduler.kv.spilling.persist()
         if self._store is not None:
             self._store.close()

@@ -9,6 +9,7 @@ import pytest
 
 from devices.errors import Cancelled as QuantizeCancelled
 from engine.core.errors import EnvironmentFault, InputFault
+from engine.jobs import jobs
 from engine.jobs.jobs import _KEPT, JobContext, JobKind, JobRegistry, Paused, Subscription
 from quantize.errors import BadFile
 
@@ -291,3 +292,26 @@ def test_speed_and_time_left(monkeypatch):
     now[0] = 110.0
     control.report("x", 30, 100)
     assert (seen[-1].speed, seen[-1].eta_s, seen[-1].stalled) == (0.0, None, True)
+
+
+@pytest.mark.parametrize("stores", [True, False])
+def test_a_server_that_ends_waits_for_a_job_that_stores_its_result(tmp_path, monkeypatch, stores):
+    monkeypatch.setattr(jobs, "_PAUSE_S", 0.05)
+    goes_on, ends = threading.Event(), threading.Event()
+
+    def work(_params, control):
+        if stores:
+            control.store()
+        goes_on.set()
+        assert ends.wait(60)  # it cannot be stopped
+
+    registry = JobRegistry(tmp_path / "jobs.json")
+    registry.register(JobKind.QUANTIZE, work)
+    job = registry.start(JobKind.QUANTIZE, "one", {})
+    assert goes_on.wait(60)
+    timer = threading.Timer(0.5, ends.set)
+    timer.start()
+    registry.close()
+    assert registry.get(job.id).state == ("done" if stores else "running")
+    timer.join()
+    registry.wait(job.id, 60)

@@ -9,8 +9,9 @@ import shutil
 import struct
 import sys
 import threading
+import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -181,6 +182,11 @@ class PrefixStore:
             if not entry.on_disk:
                 self._write(entry)
 
+    def wait_for_disk(self, on_wait: "OnWait") -> None:
+        """From now on, wait for a slow disk instead of giving prefixes up; `on_wait` is called meanwhile."""
+        if self._files is not None:
+            self._files.on_wait = on_wait
+
     def close(self) -> None:
         """Wait until all queued writes are done."""
         if self._files is not None:
@@ -245,6 +251,12 @@ _HEADER: Final = struct.Struct(">I")
 _MAX_HEADER: Final = 64 << 20
 # States that wait for a slow disk take memory in addition to the store's limit.
 MAX_WAITING_BYTES: Final = 256 << 20
+# A slow disk takes a part of this size at once, so that its progress is visible.
+PART_BYTES: Final = 1 << 20
+# Interval of reports while a disk writes.
+REPORT_S: Final = 0.2
+# Called while writes are awaited, with the bytes written and left, and the last error.
+OnWait = Callable[[int, int, str], None]
 # Chats and downloads need space too, so the cache leaves a tenth of the disk free, at most 2 GiB.
 MIN_FREE_FRAC: Final = 0.1
 MAX_FREE_BYTES: Final = 2 << 30
@@ -269,6 +281,9 @@ class PrefixFiles:
         self._waiting: dict[StoredPrefix, Any] = {}
         self._jobs: queue.SimpleQueue[StoredPrefix | None] = queue.SimpleQueue()
         self._writer: threading.Thread | None = None
+        self._num_written = 0
+        self._problem = ""
+        self.on_wait: OnWait | None = None
 
     def scan(self) -> list[StoredPrefix]:
         """Return the entries of earlier processes, least recently used first; deletes unusable files."""
@@ -296,10 +311,12 @@ class PrefixFiles:
         return [entry for _, entry in sorted(prefixes, key=lambda pair: pair[0])]
 
     def write(self, entry: StoredPrefix) -> bool:
-        """Start writing an entry that is in memory; False if too much is waiting already."""
-        waiting = sum(w.size for w in list(self._waiting))
-        if waiting and waiting + entry.size > MAX_WAITING_BYTES:
-            return False
+        """Start writing an entry that is in memory; False if too much is waiting already, unless it may wait."""
+        while (waiting := self._num_waiting()) and waiting + entry.size > MAX_WAITING_BYTES:
+            if self.on_wait is None:
+                return False
+            self._report()
+            time.sleep(REPORT_S)
         self._waiting[entry] = entry.data
         self._jobs.put(entry)
         if self._writer is None:
@@ -334,7 +351,17 @@ class PrefixFiles:
         """Wait until all queued writes are done."""
         if self._writer is not None:
             self._jobs.put(None)
-            self._writer.join()
+            while self._writer.is_alive():
+                self._report()
+                self._writer.join(REPORT_S)
+        self._report()
+
+    def _num_waiting(self) -> int:
+        return sum(entry.size for entry in list(self._waiting))
+
+    def _report(self) -> None:
+        if self.on_wait is not None:
+            self.on_wait(self._num_written, self._num_waiting(), self._problem)
 
     def _path(self, entry: StoredPrefix) -> Path:
         name = hashlib.sha256(entry.tokens.tobytes() + repr(entry.key).encode()).hexdigest()[:32]
@@ -349,6 +376,7 @@ class PrefixFiles:
             try:
                 self._write_file(entry, data, path)
             except OSError as error:
+                self._problem = str(error)
                 sys.stderr.write(f"prefix not stored path={path} error={error}\n")
             if self._waiting.pop(entry, None) is None:  # removed while it was written
                 path.unlink(missing_ok=True)
@@ -374,7 +402,9 @@ class PrefixFiles:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(_MAGIC + _HEADER.pack(len(header)) + header)
-                file.write(data)
+                view = memoryview(data)
+                for start in range(0, len(view), PART_BYTES):
+                    self._num_written += file.write(view[start : start + PART_BYTES])
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)

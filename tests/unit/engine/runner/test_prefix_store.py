@@ -1,4 +1,5 @@
 import random
+import shutil
 import threading
 
 import numpy as np
@@ -248,3 +249,35 @@ def test_the_rest_of_the_disk_is_left_to_others(tmp_path, monkeypatch, bound, ca
     assert len(list(tmp_path.glob("*/*.kv"))) == 1
     assert "the rest of the disk is for other things" in capsys.readouterr().err
     assert disk_store(tmp_path).best(tokens(4, 5, 6), KEY, whole_only=False)[1] < 3
+
+
+def test_at_the_end_nothing_is_given_up_because_the_disk_is_slow(tmp_path, slow_disk, monkeypatch):
+    """More waits for the disk than may wait while the model serves; the calls wait and report it."""
+    monkeypatch.setattr(prefix_store, "MAX_WAITING_BYTES", 1500)
+    store = disk_store(tmp_path, ram=10_000)
+    for i in range(4):
+        store.put(KEY, tokens(i, 2, 3), state())
+    reports = []
+
+    def on_wait(written_bytes, left_bytes, problem):
+        reports.append((written_bytes, left_bytes, problem))
+        slow_disk.set()
+
+    store.wait_for_disk(on_wait)
+    store.persist()
+    store.close()
+    assert len(list(tmp_path.glob("*/*.kv"))) == 4
+    assert reports[0][:2] == (0, 1000)
+    assert reports[-1] == (4000, 0, "")
+
+
+def test_why_a_prefix_was_not_stored_is_reported(tmp_path, monkeypatch):
+    usage = type(shutil.disk_usage(tmp_path))
+    monkeypatch.setattr(prefix_store.shutil, "disk_usage", lambda _: usage(10**12, 10**12, 0))
+    store = disk_store(tmp_path, ram=10_000)
+    store.put(KEY, tokens(1, 2, 3), state())
+    reports = []
+    store.wait_for_disk(lambda *report: reports.append(report))
+    store.persist()
+    store.close()
+    assert "the rest of the disk is for other things" in reports[-1][2]

@@ -41,9 +41,14 @@ def beat():
 channel.send(protocol.Hello(version=protocol.VERSION, engine="test", pid=os.getpid()))
 if how in ("step", "asleep in a step"):
     threading.Thread(target=beat, daemon=True).start()
-if how == "told to end":
+if how in ("told to end", "saving", "saving nothing"):
     while not isinstance(channel.receive(), protocol.Shutdown):
         pass
+for second in range(int(seconds) if how.startswith("saving") else 0):
+    channel.send(protocol.Saving(written_bytes=second * (how == "saving"), left_bytes=1))
+    time.sleep(0.5)
+if how.startswith("saving"):
+    os._exit(0)
 if how.startswith("asleep"):
     time.sleep(600)
 compute()
@@ -185,3 +190,21 @@ def test_one_that_was_told_to_end_and_does_not_is_ended(monkeypatch, how, second
     code, _, waited = ended(monkeypatch, how, seconds, stop=True)
     assert code != 0
     assert waited < 60
+
+
+@pytest.mark.process
+def test_one_that_stores_prefixes_may_go_on_while_its_disk_takes_bytes(monkeypatch):
+    """It computes nothing for six times the limit."""
+    monkeypatch.setattr(process, "SHUTDOWN_S", 0.5)
+    code, _, seconds = ended(monkeypatch, "saving", 6, stop=True)
+    assert code == 0
+    assert seconds > 2.5
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("how", "limit"), [("saving nothing", "DISK_S"), ("saving", "SAVE_S")])
+def test_one_whose_disk_takes_nothing_or_too_long_is_ended(monkeypatch, how, limit):
+    monkeypatch.setattr(process, "SHUTDOWN_S", 0.5)
+    monkeypatch.setattr(watchdog, limit, 1.0)
+    code, _, _ = ended(monkeypatch, how, 60, stop=True)
+    assert code != 0
