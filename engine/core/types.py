@@ -117,6 +117,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     its own defaults.
     `repeats` False lets a request at temperature 0 use every cached token, so its response may depend on the cache:
     for completions while the user types.
+    `choice_of` is the same for all choices of one response: a choice that repeats waits for the one before it.
     """
 
     prompt: str | list[int]
@@ -146,6 +147,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     explicit: tuple[str, ...] = ()
     repeats: bool = True
+    choice_of: str = ""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -138,3 +138,41 @@ def test_without_a_seed_answers_differ(quantized):
 
     found = with_runner(quantized, work)
     assert len({tuple(ids) for ids in found}) > 1
+
+
+@pytest.mark.parametrize("sampling", [SEEDED, GREEDY])
+def test_choices_of_one_response_are_those_of_single_requests(quantized, tmp_path, sampling):
+    """They come at the same time, with prefixes in memory, from disk, and without any."""
+    settings = {**CACHE, "cache_dir": str(tmp_path)}
+
+    def choices(group):
+        seeds = [None if sampling.seed is None else sampling.seed + i for i in range(3)]
+        return [
+            request(PROMPTS[1], SamplingParams(temperature=sampling.temperature, seed=seed), choice_of=group)
+            for seed in seeds
+        ]
+
+    async def single(runner):
+        return [await bits(runner, choice) for choice in choices("")]
+
+    async def together(runner):
+        return await asyncio.gather(*(bits(runner, choice) for choice in choices("choices-1")))
+
+    expected = with_runner(quantized, single)
+    assert [with_runner(quantized, together, **settings) for _ in range(2)] == [expected] * 2
+    assert with_runner(quantized, together) == expected
+
+
+def test_choices_do_not_delay_other_requests(quantized):
+    """With another request in the queue no choice can repeat, so none waits."""
+
+    async def work(runner):
+        choices = [request(PROMPTS[0], choice_of="choices-1", max_tokens=200) for _ in range(3)]
+        other = asyncio.create_task(answered(runner, request(PROMPTS[1], ANY)))
+        ends = await asyncio.gather(*(answered(runner, choice) for choice in choices))
+        await other
+        return (await runner.stats()).steps, ends
+
+    steps, ends = with_runner(quantized, work, n_parallel=4)
+    assert [len(end.ids) for end in ends] == [200] * 3
+    assert steps < 500

@@ -58,9 +58,10 @@ def requests_of(body: CompletionRequest, sampling: Chosen) -> list[GenerationReq
             prompt_logprobs=body.scores_prompt,
             cache_prompt=not body.scores_prompt,
             explicit=sampling.explicit,
+            choice_of=group,
             **body.common(),
         )
-        for prompt in body.prompts()
+        for prompt, group in ((each, new_id("choices") if (body.n or 1) > 1 else "") for each in body.prompts())
         for choice in range(body.n or 1)
     ]
 

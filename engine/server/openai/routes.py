@@ -105,10 +105,11 @@ async def _start(
     answers: list[AsyncIterator[ChatEvent]] = []
     if grounded is not None and grounded.refusal:
         return _Started(model, chat, [_refused(grounded.refusal) for _ in range(body.n or 1)], grounded, claim)
+    group = new_id("choices") if (body.n or 1) > 1 else ""
     for choice in range(body.n or 1):
         progress = bool(body.return_progress and body.stream)
         seeded = msgspec.structs.replace(chat.request.sampling, seed=body.sampling(choice).get("seed"))
-        request = msgspec.structs.replace(chat.request, sampling=seeded, progress=progress)
+        request = msgspec.structs.replace(chat.request, sampling=seeded, progress=progress, choice_of=group)
         events = state.pool.generate(model, request)
         answers.append(read(chat.answer(), events if claim is None else claim.watch(request, events)))
     return _Started(model, chat, answers, grounded, claim)
