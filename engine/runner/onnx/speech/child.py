@@ -266,12 +266,12 @@ class FileRefused(Exception):
 
 
 class Transcriber:
-    """The models, loaded with the first recording, and the current recording."""
+    """The models, loaded with the first recording, and the open recordings."""
 
     def __init__(self) -> None:
         self._models: tuple[VoiceDetector, Moonshine | FixedMoonshine] | None = None
         self._loaded: tuple[str, str] = ("", "")
-        self._samples: Samples = np.zeros(0, np.float32)
+        self._recordings: dict[int, Samples] = {}
 
     def answer(self, body: bytes) -> bytes:
         request = msgspec.msgpack.decode(body, type=learned(Request))
@@ -286,7 +286,8 @@ class Transcriber:
         return msgspec.msgpack.encode(answer)
 
     def _detect(self, request: DetectSpeech) -> SpeechSegments:
-        self._samples = read_sound(request.sound)
+        self._recordings = {n: self._recordings[n] for n in request.open_recordings if n in self._recordings}
+        samples = self._recordings[request.recording] = read_sound(request.sound)
         if self._models is None or self._loaded != (request.folder, request.provider):
             self._models = None
             try:
@@ -298,17 +299,19 @@ class Transcriber:
             self._loaded = (request.folder, request.provider)
         model = self._models[1]
         longest, notes = (model.longest_s, model.notes) if isinstance(model, FixedMoonshine) else (LONGEST_S, [])
-        chances = self._models[0].probabilities(self._samples)
+        chances = self._models[0].probabilities(samples)
         segments = tuple(
             (first / RATE, last / RATE, float(np.mean(chances[first // WINDOW : last // WINDOW + 1])))
-            for first, last in speech(chances, len(self._samples), longest)
+            for first, last in speech(chances, len(samples), longest)
         )
-        return SpeechSegments(seconds=len(self._samples) / RATE, segments=segments, notes=tuple(notes))
+        return SpeechSegments(seconds=len(samples) / RATE, segments=segments, notes=tuple(notes))
 
-    def _transcribe(self, request: Transcribe) -> Transcript:
-        assert self._models is not None
+    def _transcribe(self, request: Transcribe) -> Transcript | Refused:
+        samples = self._recordings.get(request.recording)
+        if samples is None or self._models is None:
+            return Refused(message="the recording is not here", unknown=True)
         first, last = round(request.first_s * RATE), round(request.last_s * RATE)
-        text, tokens, logprob = self._models[1].transcribe(self._samples[first:last])
+        text, tokens, logprob = self._models[1].transcribe(samples[first:last])
         return Transcript(text=re.sub(r"\s+", " ", text), tokens=tuple(tokens), mean_logprob=logprob)
 
 

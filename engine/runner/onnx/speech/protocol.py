@@ -6,9 +6,12 @@ import msgspec
 class DetectSpeech(msgspec.Struct, frozen=True, kw_only=True, tag="detect_speech"):
     """Read a recording; `folder` has the models. The reply is `SpeechSegments`.
 
-    `provider` runs graphs of fixed shapes (empty: the CPU); its compiled graphs are cached below `cache`.
+    `provider` runs graphs of fixed shapes (empty: the CPU); its compiled graphs are cached below `cache`. All
+    recordings but this one and those in `open_recordings` are deleted.
     """
 
+    recording: int
+    open_recordings: tuple[int, ...]
     sound: bytes
     folder: str
     provider: str = ""
@@ -16,8 +19,9 @@ class DetectSpeech(msgspec.Struct, frozen=True, kw_only=True, tag="detect_speech
 
 
 class Transcribe(msgspec.Struct, frozen=True, kw_only=True, tag="transcribe"):
-    """Transcribe a segment of the last recording. The reply is `Transcript`."""
+    """Transcribe a segment of a recording. The reply is `Transcript`."""
 
+    recording: int
     first_s: float
     last_s: float
 
@@ -42,9 +46,13 @@ class Transcript(msgspec.Struct, frozen=True, kw_only=True, tag="transcript"):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
-    """The request failed. `sound`: because of the recording; `model`: because of the model's files."""
+    """The request failed. `sound`: because of the recording; `model`: because of the model's files.
+
+    `unknown`: this process has not read the recording; the one that had read it ended.
+    """
 
     message: str
+    unknown: bool = False
     sound: bool = False
     model: bool = False
 
