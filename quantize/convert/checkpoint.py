@@ -37,11 +37,10 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path, root: Path | None = None) -> None:
-        self.folder = folder
+        self.folder, self._root = folder, root
         self.config = self.json_file("config.json")
         model = read_safetensors_folder(folder, root)
         self._where = model.tensors()
-        self._root = root
         self.file_bytes = model.file_bytes
         self.shards = tuple(Path(f.name) for f in model.files)
 
@@ -131,7 +130,7 @@ class Checkpoint:
 
         Raises: BadFile: missing, too large or invalid.
         """
-        path = safe_member(self.folder / within, name, getattr(self, "_root", None))
+        path = safe_member(self.folder / within, name, self._root or self.folder)
         if not path.is_file():
             raise BadFile(str(self.folder / within), f"{name} is missing")
         limit = _MAX_TOKENIZER_BYTES if name == "tokenizer.json" else _MAX_CONFIG_BYTES

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import sys
 
 import numpy as np
 import pytest
 
+from engine.onnx.folder import pooling as onnx_pooling
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from quantize.convert.folder import ConvertRequest, convert
@@ -96,3 +98,14 @@ def test_missing_layers_are_named(tmp_path):
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
     with pytest.raises(BadFile, match=r"blk\.2"):
         gguf_of(folder)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="making links needs a privilege there")
+def test_a_pooling_folder_outside_of_the_model_is_not_read(tmp_path):
+    folder = write_bert_folder(tmp_path / "bert", pooling="cls")
+    (folder / "1_Pooling").rename(tmp_path / "outside")
+    (folder / "1_Pooling").symlink_to(tmp_path / "outside")
+    with pytest.raises(BadFile, match="leads out"):
+        gguf_of(folder)
+    with pytest.raises(BadFile, match="leads out"):
+        onnx_pooling(folder)

@@ -16,6 +16,7 @@ from engine.documents.types import BadDocument, Block, Page
 _SHEET_ROWS: Final = 60
 _MAX_ROWS: Final = 200_000
 _MAX_COLUMNS: Final = 200
+_CELL: Final = re.compile(r"([A-Z]{1,3})([0-9]{1,7})")
 # Parts of a workbook with comments and text boxes.
 _BESIDE: Final = re.compile(r"xl/(comments\w*/?\w*|threadedComments/\w+|drawings/drawing\d+)\.xml", re.IGNORECASE)
 # Excel repeats the comments of a thread in a comment for older programs.
@@ -125,7 +126,9 @@ def xlsx(path: Path) -> Iterator[Page]:
         if part in seen:  # a workbook may name one sheet many times
             continue
         seen.add(part)
-        for page in _sheet(sheet, number):
+        with open_archive(path) as archive:
+            left_out = _left_out(archive, part)
+        for page in _sheet(sheet, number, left_out):
             yield page
             number = page.number + 1
     with open_archive(path) as archive:
@@ -148,18 +151,49 @@ def _beside(archive: Any, name: str) -> Iterator[Block]:
                 yield Block("text", f"{element.get('ref', '')}: {text}".removeprefix(": "))
 
 
-def _sheet(sheet: Any, number: int) -> Iterator[Page]:
+def _left_out(archive: Any, part: str) -> set[str]:
+    """What is not read of a sheet, because its cells are too far down or to the right.
+
+    openpyxl returns every cell before a far one, so it is never asked for them.
+    """
+    from openpyxl.utils.cell import column_index_from_string
+
+    far_rows = far_columns = False
+    try:
+        with archive.open(part) as member:
+            for _, cell in etree.iterparse(member, tag="{*}c", resolve_entities=False, no_network=True):
+                place = _CELL.fullmatch(cell.get("r", "")) if len(cell) else None
+                if place is not None:
+                    far_rows = far_rows or int(place[2]) > _MAX_ROWS
+                    far_columns = far_columns or column_index_from_string(place[1]) > _MAX_COLUMNS
+                cell.clear()
+                for row in cell.iterancestors():
+                    while row.getprevious() is not None:
+                        del row.getparent()[0]
+    except (KeyError, etree.LxmlError):  # the reader of the cells reports it
+        pass
+    return {*([_far_rows()] if far_rows else []), *([_far_columns()] if far_columns else [])}
+
+
+def _far_rows() -> str:
+    return f"rows after {_MAX_ROWS:,} are not read"
+
+
+def _far_columns() -> str:
+    return f"columns after {_MAX_COLUMNS} are not read"
+
+
+def _sheet(sheet: Any, number: int, left_out: set[str]) -> Iterator[Page]:
     head, lines, count = "", [], 0
-    left_out: list[str] = []
     rows = sheet.iter_rows(max_row=_MAX_ROWS + 1, max_col=_MAX_COLUMNS + 1, values_only=True)
     for row_number, row in enumerate(rows, 1):
         if not any(value is not None for value in row):
             continue
         if row_number > _MAX_ROWS:
-            left_out.append(f"rows after {_MAX_ROWS:,} are not read")
+            left_out.add(_far_rows())
             break
-        if len(row) > _MAX_COLUMNS and row[_MAX_COLUMNS] is not None and len(left_out) == 0:
-            left_out.append(f"columns after {_MAX_COLUMNS} are not read")
+        if len(row) > _MAX_COLUMNS and row[_MAX_COLUMNS] is not None:
+            left_out.add(_far_columns())
         line = " | ".join("" if v is None else _cell(v) for v in row[:_MAX_COLUMNS]).rstrip(" |")
         if not line:
             continue
@@ -173,7 +207,7 @@ def _sheet(sheet: Any, number: int) -> Iterator[Page]:
         yield _table(sheet.title, number, head, lines, count)
         number += 1
     if left_out:
-        yield Page(number, label=sheet.title, problem="; ".join(left_out))
+        yield Page(number, label=sheet.title, problem="; ".join(sorted(left_out)))
 
 
 def _cell(value: object) -> str:

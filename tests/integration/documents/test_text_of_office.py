@@ -242,6 +242,19 @@ def test_what_a_sheet_has_too_much_of_is_a_problem(tmp_path, monkeypatch, far):
     assert what in pages[1].problem
 
 
+@pytest.mark.parametrize(
+    ("place", "far"), [("XFD1048576", ("columns", "rows")), ("XFD1", ("columns",)), ("A1048576", ("rows",))]
+)
+def test_a_sheet_whose_only_cell_is_far_away_has_a_reason(text_of, tmp_path, place, far):
+    book = openpyxl.Workbook()
+    book.active[place] = "far"
+    book.save(tmp_path / "a.xlsx")
+    text, problems = text_of(tmp_path / "a.xlsx")
+    assert text == ""
+    (problem,) = problems
+    assert tuple(part.split()[0] for part in problem.split("; ")) == far
+
+
 def test_comments_and_days_of_a_workbook_are_read(text_of, tmp_path):
     book = openpyxl.Workbook()
     book.active.append(["Boat", date(2026, 3, 1), datetime(2026, 3, 1, 14, 30)])  # noqa: DTZ001 - as in a sheet

@@ -219,10 +219,13 @@ def test_import_copies_no_file_that_a_link_of_the_folder_leads_to(catalogue, tmp
     (source / "notes.txt").symlink_to(secret)
     (source / "loop.json").symlink_to("/proc/self/environ")
     (source / "own.txt").symlink_to(source / "config.json")
+    (tmp_path / "outside").mkdir()
+    write(tmp_path / "outside" / "config.json", b'{"auths": "token"}')
+    (source / "1_Pooling").symlink_to(tmp_path / "outside")
     (source / "weights.bin").write_bytes(b"\x80\x04pickle")
     entry = importing.import_copy(catalogue, source, JobContext())
     names = {p.name for p in entry.path.iterdir()}
-    assert not names & {"notes.txt", "loop.json", "weights.bin"}
+    assert not names & {"notes.txt", "loop.json", "weights.bin", "1_Pooling"}
     assert names >= {"config.json", "own.txt"}
     (source / "model.safetensors").rename(tmp_path / "model.safetensors")
     (source / "model.safetensors").symlink_to(tmp_path / "model.safetensors")

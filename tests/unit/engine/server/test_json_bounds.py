@@ -2,13 +2,16 @@
 
 import json
 import random
+import time
 
+import msgspec
 import pytest
 
 from engine.core import json_bounds
 from engine.core.errors import InputFault
 from engine.server import body
 from engine.server.body import MAX_OBJECTS, MAX_VALUES, check_counts
+from engine.server.response_store.responses import size_of
 
 MANY = {
     "messages": lambda: [{"role": "user", "content": "a"}] * (MAX_OBJECTS + 1),
@@ -51,3 +54,16 @@ def test_counts_are_exact_wherever_the_text_is_cut(monkeypatch):
         monkeypatch.setattr(body, "MAX_OBJECTS", objects - 1)
         with pytest.raises(InputFault):
             check_counts(raw)
+
+
+def test_the_size_of_a_conversation_takes_no_time_for_long_texts():
+    """The event loop measures it; to encode the texts would block all other requests."""
+    items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x" * (8 << 20)}]}] * 8
+
+    def cpu_s(work):
+        began = time.thread_time()
+        work()
+        return time.thread_time() - began
+
+    assert min(cpu_s(lambda: size_of(items)) for _ in range(3)) < cpu_s(lambda: msgspec.json.encode(items)) / 10
+    assert size_of(items) > 64 << 20
