@@ -189,6 +189,16 @@ def prefill_progress(sequences: Iterable[LlamaSequence], now: float, *, busy: bo
             yield sequence.id, progress
 
 
+def waits_for_choice(
+    sequence: LlamaSequence, running: list[LlamaSequence], waiting: Iterable[LlamaSequence]
+) -> bool:
+    """Whether only another choice of its response runs, so that it repeats if it runs after that one."""
+    group = sequence.request.choice_of
+    if not group or not sequence.repeatable or len(running) != 1 or not running[0].steady:
+        return False
+    return all(s.request.choice_of == group for s in (*running, *waiting))
+
+
 def begun_for_watchers(outputs: Iterable[object], sequences: Iterable[LlamaSequence]) -> bool:
     """Whether a client that wants progress must get its start event before the step, which may be long."""
     watched = {sequence.id for sequence in sequences if sequence.request.progress}

@@ -32,7 +32,7 @@ from engine.runner.llama.native.batch import ABORTED, NO_ROOM, REFUSED, Batch, E
 from engine.runner.llama.native.model import LoadedModel, LoadFailed
 from engine.runner.llama.native.row_check import RowRecorder
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
-from engine.runner.llama.sequence import LlamaSequence, begun_for_watchers, prefill_progress
+from engine.runner.llama.sequence import LlamaSequence, begun_for_watchers, prefill_progress, waits_for_choice
 from engine.runner.llama.speculative.model_drafter import ModelDrafter
 from engine.runner.llama.speculative.speculation import Speculation
 from engine.runner.llama.vision.vision import Media, Span, Vision
@@ -282,7 +282,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self._crowded = False
         while self._waiting and len(self._running) < self._loaded.settings.n_parallel:
             sequence = next_in_line(self._waiting, self._running)
-            if must_wait(sequence, self._running) or self._waits_for_choice(sequence):
+            if must_wait(sequence, self._running) or waits_for_choice(sequence, self._running, self._waiting):
                 return
             source, shared = self._kv.sharing.best(sequence.shareable, sequence.key)
             free = self._kv.cells - self._kv.used_cells + self._kv.idle_cells
@@ -295,13 +295,6 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             if (cache := self._cells_for(sequence)) is None:
                 return
             self._start(sequence, cache, out)
-
-    def _waits_for_choice(self, sequence: LlamaSequence) -> bool:
-        """Whether only another choice of its response runs, so that it repeats if it runs after that one."""
-        group = sequence.request.choice_of
-        if not group or not sequence.repeatable or len(self._running) != 1 or not self._running[0].steady:
-            return False
-        return all(s.request.choice_of == group for s in (*self._running, *self._waiting))
 
     def _cells_for(self, sequence: LlamaSequence) -> CachedSequence | None:
         """Return a sequence with the computed part of a request; None if all are in use."""
