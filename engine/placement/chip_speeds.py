@@ -160,6 +160,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     A response's token takes the sum of these terms:
     - bytes of weights / `gbs` (16-bit weights: `wide_gbs`; a mixture's also `wide_experts_gbs`);
+    - `unpack_s` for each billion weights of fewer than 16 bits;
     - bytes of the cache at that depth / `cache_gbs`, and the operations of attention;
     - fixed seconds per token, per layer, per layer of experts and per recurrent layer.
 
@@ -173,6 +174,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     gbs: Positive
     gflops: Positive
     layer_s: NotNegative = 0.0
+    unpack_s: NotNegative = 0.0
     wide_gbs: Positive | None = None
     wide_experts_gbs: Positive | None = None
     cache_gbs: Positive | None = None

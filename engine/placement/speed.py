@@ -232,6 +232,8 @@ class Forecast(msgspec.Struct, frozen=True):
                 continue
             rate = _rates(shape, settings, device, backend)
             seconds += share * _weights_s(shape, rate, near, wide)
+            if rate.unpack_s:
+                seconds += share * rate.unpack_s * packed_weights(shape, there)
             seconds += share * caches * share_near / 1e9 / rate.cache_read_gbs
             seconds += share * _answer_s(shape, settings, device, backend, rate, depth)
         if len(self.devices) > 1:
@@ -400,6 +402,20 @@ def _weights_s(shape: ModelShape, rate: Rates, num_bytes: int, wide_bytes: int) 
     if shape.experts and rate.wide_experts_gbs is not None:
         seconds += wide_bytes / rate.wide_experts_gbs
     return seconds / 1e9
+
+
+def packed_weights(shape: ModelShape, there: Callable[[TensorInfo], bool]) -> float:
+    """Billions of weights of fewer than 16 bits that one token needs of those tensors, and of a tied head."""
+    packed, frac = 0.0, expert_frac(shape)
+    for tensor in shape.tensors:
+        is_matrix = len(tensor.shape) > 1 and not is_looked_up(tensor.name, shape)
+        if (
+            is_matrix
+            and tensor.ggml_type not in WIDE
+            and (there(tensor) or (shape.tied and is_head(tensor.name, shape)))
+        ):
+            packed += tensor.num_values * (frac if "_exps" in tensor.name else 1.0)
+    return packed / 1e9
 
 
 def _answer_s(

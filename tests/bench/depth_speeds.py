@@ -73,6 +73,11 @@ MODELS_TO_JUDGE, MODELS_TO_SHIP = 6, 4
 PAIR_SHARE, WIDE_SHARE = 0.1, 0.1
 MASK_SHARE = {"vulkan-radv": 0.1}
 MASK_SHARE_ELSEWHERE = 0.02
+# A mixture's 16-bit weights cost more than their bytes, as seconds of the whole bandwidth. Source: runs of 35B-A3B
+# and GLM-4.7-Flash in BF16 on gfx1151: 156 and 139 GB/s with ROCm, 64 and 57 with RADV.
+WIDE_EXPERTS, WIDE_EXPERTS_ROCM = 1.5, 0.5
+# Unpacking a weight of fewer than 16 bits, in the time in which a byte is read.
+UNPACK_SHARE = 0.15
 # SYCL has no products of its own for BF16. Source: runs of a B70, dense models: 91 to 97 GB/s of 608.
 SLOW_BRAIN = {"sycl": 5.0}
 GOALS = {"decode": (15, 4, 2), "prompt": (20, 10, 4)}
@@ -139,6 +144,7 @@ def parts(row: dict, shapes: dict) -> np.ndarray:
             [
                 1, shape["layers"], weights * (not wide), weights * wide, experts, cache_gb(shape, at),
                 shape["lin"], weights * (wide and mixture), attention_gmac(shape, at),
+                shape["active_b"] * (not wide),
             ]
         )  # fmt: skip
     piece = min(row["ubatch"] or USUAL_UBATCH, row["n"])
@@ -176,10 +182,12 @@ def ruled(key: tuple[str, str, str], rows: Sequence[dict]) -> np.ndarray:
         reads, flops, layer_s = rates.gbs, rates.gflops, rates.layer_s
         expert_s, prompt = mixture.layer_ms["many"] / 1250, mixture.prompt["many"]
     if phase == "decode":
+        wide_experts = WIDE_EXPERTS_ROCM if of.startswith("rocm") else WIDE_EXPERTS
         return np.array(
             [
                 LEAST_DECODE["token_s"], layer_s, 1 / reads, SLOW_BRAIN.get(of, 1) * 0.9 / reads, expert_s,
-                1 / (0.75 * reads), LEAST_DECODE["linear_s"], 1.5 / gbs, 2 / LEAST_DECODE["attention_gflops"],
+                1 / (0.75 * reads), LEAST_DECODE["linear_s"], wide_experts / gbs,
+                2 / LEAST_DECODE["attention_gflops"], UNPACK_SHARE / gbs,
             ]
         )  # fmt: skip
     dense, attention = 2 / flops, 2 / (0.35 * flops)
@@ -425,8 +433,9 @@ def shipped(rows: Sequence[dict], shapes: dict) -> list[dict]:
         found_by_phase = {p: fitted(both[p], ruled((chip, of, p), both[p]), shapes) for p in GOALS}
         a, p = found_by_phase["decode"], found_by_phase["prompt"]
         rates: dict[str, Any] = {
-            "gbs": 1 / a[2], "gflops": 2 / p[1], "layer_s": a[1], "wide_gbs": 1 / a[3], "token_s": a[0],
-            "wide_experts_gbs": 1 / max(a[7], 1e-6), "answer_attention_gflops": 2 / max(a[8], 1e-9),
+            "gbs": 1 / a[2], "gflops": 2 / p[1], "layer_s": a[1], "unpack_s": a[9], "wide_gbs": 1 / a[3],
+            "token_s": a[0], "wide_experts_gbs": 1 / max(a[7], 1e-6),
+            "answer_attention_gflops": 2 / max(a[8], 1e-9),
             "cache_gbs": 1 / max(a[5], 1e-9), "expert_layer_s": a[4], "linear_s": a[6],
             "attention_gflops": 2 / max(p[5], 1e-9), "prompt_token_s": p[0], "prompt_linear_s": p[8],
             "prompt_wide_s": p[2], "prompt_experts_s": p[3], "piece_gb_s": p[4], "piece_layer_s": p[6],
