@@ -144,6 +144,7 @@ def test_attention_that_is_left_to_llama_cpp(attended, name):
     assert attended[name] == {"taken": False}
 
 
+@pytest.mark.timeout(600)  # all architectures by both kernels: some 10 s where nothing else runs
 def test_every_architecture_and_mixture_is_as_exact_as_with_llama_cpps_kernels(tmp_path):
     command = [sys.executable, "-m", "tests.support.models.attended_models", str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

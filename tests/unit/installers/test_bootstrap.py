@@ -90,6 +90,7 @@ def test_a_build_goes_on_when_nobody_reads_its_progress(sources, tmp_path, outpu
     assert len(built_wheels(tmp_path)) == 1
 
 
+@pytest.mark.timeout(400)  # pip is put into an environment: some 6 s where nothing else runs
 def test_a_start_after_one_that_failed_makes_the_environment_anew(sources, tmp_path, capsys, monkeypatch):
     """Without Debian's package python3-venv the first start leaves an environment without pip."""
     root = tmp_path / "root"
