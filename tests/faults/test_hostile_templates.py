@@ -58,10 +58,13 @@ def test_slow_templates_of_requests_do_not_delay_those_of_models():
             for n in range(12)
         ]
         await asyncio.sleep(0.1)
-        begun = Stopwatch(renderer.child.pid)
-        assert (await renderer.render(own, HELLO)).prompt == "hello"
-        waited = begun.seconds()
-        return waited, await asyncio.gather(*hostile, return_exceptions=True)
+        waits = []
+        for _ in range(5):  # starting the child of the hostile ones stops this process for as long as that waits
+            begun = Stopwatch(renderer.child.pid)
+            assert (await renderer.render(own, HELLO)).prompt == "hello"
+            waits.append(begun.seconds())
+        assert not all(task.done() for task in hostile)
+        return min(waits), await asyncio.gather(*hostile, return_exceptions=True)
 
     try:
         waited, ends = asyncio.run(scenario())
