@@ -9,6 +9,7 @@ import logging
 import secrets
 import time
 from collections import Counter
+from collections.abc import Awaitable
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -159,10 +160,13 @@ class ErrorMiddleware:
             return
         started = False
 
-        async def watched(message: Message) -> None:
+        async def begun(message: Message) -> None:
             nonlocal started
             await send(message)
-            started = started or message["type"] == "http.response.start"
+            started = True
+
+        def watched(message: Message) -> Awaitable[None]:
+            return send(message) if started else begun(message)
 
         try:
             await self._app(scope, receive, watched)

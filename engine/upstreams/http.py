@@ -40,7 +40,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._wake = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self.lost = False
         self.idle_since = 0.0
         self.error: Exception | None = None
@@ -73,7 +73,7 @@ class Connection(asyncio.Protocol):
         if self._buffered > AHEAD_BYTES and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
-        self._wake.set()
+        self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
@@ -84,7 +84,7 @@ class Connection(asyncio.Protocol):
         )
         if self.status and lengthless and exc is None:
             self.complete = True
-        self._wake.set()
+        self._wake()
 
     # ---- httptools
 
@@ -130,7 +130,6 @@ class Connection(asyncio.Protocol):
     def send(self, data: bytes) -> None:
         assert self._transport is not None
         self._reset()
-        self._wake.clear()
         self._transport.write(data)
 
     def close(self) -> None:
@@ -146,26 +145,32 @@ class Connection(asyncio.Protocol):
             await self._next()
         return True
 
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives, all received data as one chunk. Raises: ConnectionError: it was cut off."""
-        while True:
-            if self._chunks:
-                chunk = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-                self._chunks, self._buffered = [], 0
-                if self._paused and self._transport is not None:
-                    self._paused = False
-                    self._transport.resume_reading()
-                yield chunk
-            elif self.complete:
-                return
-            elif self.lost:
+    async def next_chunk(self) -> bytes:
+        """All that was received of the body since the last call; empty at its end.
+
+        Raises: ConnectionError: it was cut off.
+        """
+        while not self._chunks:
+            if self.complete:
+                return b""
+            if self.lost:
                 raise ConnectionError(self.error or because("closed_in_the_middle"))
-            else:
-                await self._next()
+            await self._next()
+        chunk = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks, self._buffered = [], 0
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        return chunk
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def _next(self) -> None:
-        await self._wake.wait()
-        self._wake.clear()
+        """Wait until something happens. A future, because an Event takes twice as long."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
 
 
 class HttpResponse:
@@ -180,7 +185,7 @@ class HttpResponse:
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The body as it arrives. Raises: UpstreamBrokeOff."""
         try:
-            async for chunk in self._connection.chunks():
+            while chunk := await self._connection.next_chunk():
                 yield chunk
         except ConnectionError as error:
             raise UpstreamBrokeOff(

@@ -128,5 +128,5 @@ def test_a_second_interrupt_does_not_wait_for_the_disk(tmp_path, slow):
     server.process.send_signal(signal.SIGINT)
     wait_for(lambda: "storing prefixes" in server.log, what="the report of the runner")
     server.process.send_signal(signal.SIGINT)
-    server.process.wait(15)
+    server.process.wait(60)
     assert not runner.is_running()
