@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import shiboken6
 from PySide6.QtCore import QElapsedTimer, QObject, Qt, QTimer, Signal, Slot
@@ -203,7 +203,7 @@ class Background(QObject):
         super().__init__(parent)
         self._results = _Results()
         self._pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="background")
-        self._streams: set[StreamJob] = set()
+        self._streams: WeakSet[StreamJob] = WeakSet()
         self._at_close: list[Callable[[], object]] = []
         self._at_last: list[Callable[[], object]] = []
         self._running: set[Future[None]] = set()
@@ -285,7 +285,6 @@ class Background(QObject):
         job = StreamJob(parent or self, on_values, self._results.values_came)
         job.on_done, job.on_error = on_done, on_error
         self._streams.add(job)
-        job.destroyed.connect(lambda: self._streams.discard(job))
         self._submit(job, lambda: job.consume(open_source))
         return job
 

@@ -3,10 +3,11 @@
 import gc
 import threading
 import time
+from concurrent.futures import wait
 
 import pytest
 import shiboken6
-from PySide6.QtCore import QObject, QTimer
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, QTimer
 
 from app import settings as table
 from app.client import ServerUnreachable
@@ -135,6 +136,18 @@ def test_a_silent_stream_wakes_nothing_and_loses_no_value(qapp, qtbot):
     assert [value for batch in batches for value in batch] == list(range(2_000))
     assert len(batches) < 1_000, "values are not shown together"
     background.close()
+
+
+def test_the_door_may_go_before_its_ended_stream_is_deleted(qapp):
+    """The stream held the door, which so was deleted inside the stream's deletion, and deleted it once more."""
+    background, done = Background(), []
+    job = background.stream(lambda: Paced(0, None), done.append, done.append)
+    wait(tuple(background._running))
+    background._results._deliver()
+    assert done == [None]
+    background.close()
+    del background, job
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
 
 
 def test_what_answers_in_time_is_had_at_the_end(qapp):

@@ -88,7 +88,7 @@ class KeysCard(RowsCard[Keys]):
 
     def _add(self) -> None:
         name = self.name.text().strip()
-        if not name:
+        if not name or self._services.background.is_loading(self._banner, "key"):
             return
         request = KeyRequest(name=name, scopes=tuple(self.scope.currentData()))
 
@@ -98,7 +98,7 @@ class KeysCard(RowsCard[Keys]):
             self.name.clear()
             self.refresh()
 
-        self._services.ask(self._banner, lambda: self._services.api.make_key(request), done)
+        self._services.ask(self._banner, lambda: self._services.api.make_key(request), done, newest="key")
 
     def _revoke(self, name: str) -> None:
         self._new.hide()
