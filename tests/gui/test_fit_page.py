@@ -7,7 +7,7 @@ import time
 import msgspec
 import pytest
 from PySide6.QtCore import QPoint
-from PySide6.QtWidgets import QFileDialog
+from PySide6.QtWidgets import QFileDialog, QPushButton
 
 from app.gui import formatted
 from app.gui.job_card import JobCard, note_of, step_words
@@ -22,7 +22,7 @@ from engine.api.quantizing import QuantizeOptions
 from quantize.job.gate import GateReport, compared
 from quantize.types import Interval, KvOption
 from tests.gui.fake_server import Events
-from tests.gui.hands import press, texts
+from tests.gui.hands import press, settled, texts
 from tests.gui.wire import SPARK, failed, job, quantize_report, sketch
 
 
@@ -96,7 +96,7 @@ def test_a_model_that_is_quantized_already_leads_to_its_original(qtbot, fit, ser
     qtbot.waitUntil(lambda: fit.start.isEnabled() and not fit.banner.isVisible())
 
 
-def test_a_late_forecast_of_the_model_before_hides_no_message(qtbot, fit, server):
+def test_a_late_forecast_of_the_model_before_hides_no_message(qtbot, fit, server, services):
     details = msgspec.structs.replace(SPARK.details, type_bytes={"Q4_K": 5_000_000})
     half = msgspec.structs.replace(
         SPARK, id="half", name="Half", details=details, origin=Origin(kind="hub", repo="org/Half-GGUF")
@@ -117,7 +117,7 @@ def test_a_late_forecast_of_the_model_before_hides_no_message(qtbot, fit, server
     fit.choose("half")
     qtbot.waitUntil(lambda: "already quantized to Q4_K" in fit.banner.text)
     release.set()
-    qtbot.wait(200)
+    settled(qtbot, services)
     assert fit.banner.isVisible()
     assert not fit.start.isEnabled()
 
@@ -389,10 +389,14 @@ def test_a_failed_forecast_is_asked_for_again_by_a_button(qtbot, fit, server):
     good = server.routes["POST", "/tessera/v1/quantize/plan"]
     server.routes["POST", "/tessera/v1/quantize/plan"] = (500, {"error": {"message": "the disk is away"}})
     fit._forecast()
-    qtbot.waitUntil(lambda: fit.banner.text == "The disk is away.")
+    again = "Try again"  # a second failure, of the slider's first place, puts another button into the banner
+    qtbot.waitUntil(
+        lambda: any(made.text() == again and made.isVisible() for made in fit.banner.findChildren(QPushButton))
+    )
+    assert fit.banner.text == "The disk is away."
     assert not fit.start.isEnabled()
     server.routes["POST", "/tessera/v1/quantize/plan"] = good
-    press(fit.banner, "Try again")
+    press(fit.banner, again)
     qtbot.waitUntil(fit.start.isEnabled)
     assert not fit.banner.isVisible()
 

@@ -43,8 +43,8 @@ class ForeignFamily(QObject):
                 "Tessera's converter does not support the architecture of {name}. llama.cpp's "
                 "converter does and is installed."
             )
-            convert = (self.tr("Convert it"), partial(self._convert, model))
-            self._banner.notify(text.format(name=model.name), "warn", convert)
+            words, convert = text.format(name=model.name), partial(self._convert, model)
+            self._banner.notify(words, "warn", (self.tr("Convert it"), convert))
             return
         text = self.tr(
             "Tessera's converter does not support the architecture of {name}, but llama.cpp's does. To get it, "
