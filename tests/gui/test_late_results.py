@@ -269,6 +269,11 @@ def test_a_fact_that_is_edited_while_another_one_is_stored_stays(qtbot, services
     settled(qtbot, services)
     assert second.isVisible()
     assert second.text() == "I live in"
+    assert first.accessibleName() == "Fact: I like coffee"
+    next(tool for tool in dialog.findChildren(IconButton) if tool.toolTip() == "Forget: I like coffee").click()
+    qtbot.waitUntil(lambda: len([field for field in fields() if field.isVisible()]) == 1)
+    press(dialog, "Undo")
+    qtbot.waitUntil(lambda: "I like coffee" in [field.text() for field in fields() if field.isVisible()])
     dialog.close()
 
 

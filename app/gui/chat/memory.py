@@ -122,7 +122,6 @@ class MemoryDialog(QDialog):
     def _row(self, memory: Memory) -> QWidget:
         text = QLineEdit(memory.text, maxLength=MAX_MEMORY_CHARS)
         text.setCursorPosition(0)
-        text.setAccessibleName(self.tr("Fact: {text}").format(text=memory.text))
         when = QLocale().toString(
             QDateTime.fromSecsSinceEpoch(int(memory.created_s)), QLocale.FormatType.ShortFormat
         )
@@ -132,32 +131,36 @@ class MemoryDialog(QDialog):
         for folder in self._folders:
             where.addItem(folder.name, folder.id)
         where.setCurrentIndex(max(0, where.findData(memory.folder_id)))
-        where.setAccessibleName(self.tr("Where it is used: {text}").format(text=memory.text))
+        stored = [memory]
+        forget = IconButton(self._services.theme, "trash", "", lambda: self._forget(stored[-1]))
 
-        stored: list[tuple[str, int | None]] = [(memory.text, memory.folder_id)]
+        def name() -> None:
+            words = stored[-1].text
+            text.setAccessibleName(self.tr("Fact: {text}").format(text=words))
+            where.setAccessibleName(self.tr("Where it is used: {text}").format(text=words))
+            forget.set_words(self.tr("Forget: {text}").format(text=words))
 
         def change() -> None:
-            new = (text.text(), where.currentData())
+            new = replace(memory, text=text.text(), folder_id=where.currentData())
             if new != stored[-1]:
                 stored.append(new)
-                self._change(memory, *new)
+                self._change(new)
+                name()
 
         text.editingFinished.connect(change)
         where.activated.connect(lambda _: change())
-        hint = self.tr("Forget: {text}").format(text=memory.text)
-        forget = IconButton(self._services.theme, "trash", hint, partial(self._forget, memory))
+        name()
         holder = QWidget()
         line = row(text, where, forget, spacing=8, grow=0)
         holder.setLayout(line)
         return holder
 
-    def _change(self, memory: Memory, text: str, folder_id: int | None) -> None:
+    def _change(self, new: Memory) -> None:
         """Store what a row shows. The rows stay: the user may be writing in another one by now."""
-        new = replace(memory, text=text, folder_id=folder_id)
-        self._memories = [new if each.id == memory.id else each for each in self._memories]
+        self._memories = [new if each.id == new.id else each for each in self._memories]
 
         def store(connection: Any) -> None:
-            memories.change_memory(connection, memory.id, text, folder_id)
+            memories.change_memory(connection, new.id, new.text, new.folder_id)
 
         self._watch(store, lambda _: None)
 
