@@ -258,11 +258,14 @@ class EngineFacade:
         """
         from engine.placement.hub_shape import find
         from engine.placement.load_settings import open_context
+        from engine.placement.pins import check_pin
         from engine.placement.placer import Placer
         from engine.placement.resources import MachineState, open_resources
         from engine.placement.types import PlacementLimits
 
         placer = Placer(open_resources(self.paths, MachineState(machine) if machine else None))
+        if overrides.get("device"):
+            check_pin(placer.resources.machine.full(), overrides["device"])
         shape, settings = find(model, self.catalogue, placer, projector)
         exact = os.path.isfile(settings.path) and machine is None  # noqa: PTH113 - pathlib is not imported here
         limits = {"max_ctx": open_context(is_chosen=overrides.get("n_ctx") is not None), **overrides}

@@ -123,7 +123,7 @@ def command(
 
             chat = Conversation(client, chosen, system, options, opened, receipt)
             for path in (*files, *images):
-                chat.attach(path)
+                chat.attach(path, as_image=path in images)
             if ctx is not None:
                 chat.load_with(ctx)
             _warn_of_small(client, chosen, files, prompt)

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import click
+
 from app.answer_facts import ToolCall
 from app.cli.echo import echo
 from app.cli.tools import ask_person
@@ -18,7 +20,12 @@ class ChatTools:
     """The tools of one chat in the terminal."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        source_names = [source.name for source in offered()] if "all" in names else list(names)
+        known = [source.name for source in offered()]
+        if unknown := sorted(set(names) - {*known, "all"}):
+            raise click.ClickException(
+                f"There are no tools {shown_text(unknown[0])!r}; `tessera tools list` shows them."
+            )
+        source_names = known if "all" in names else list(names)
         self._servers = RunningServers()
         consent = ToolConsent(ConsentStore(), ask_person)
         sources, problems = open_sources(source_names, Path.cwd(), self._servers, consent)

@@ -199,7 +199,12 @@ class CodeSession:
 
     def replay(self, file: Path) -> bool:
         """Replay a recorded session, with consent again; True if all of it could be replayed."""
-        events = list(read_transcript(file))
+        try:
+            events = list(read_transcript(file))
+        except ValueError:
+            events = []
+        if not events:
+            raise click.ClickException(f"{file} is not a recorded session.")
         task = next((event.text for event in events if isinstance(event, UserAsked)), str(file))
         return self.agent(task, ReplayedModel(iter(events)))
 

@@ -148,6 +148,8 @@ def search(name: str, question: str, limit: int, ways: str, *, as_json: bool) ->
 
     from engine.api.collections import SearchRequest
 
+    if not question.strip():
+        raise click.BadParameter("the question is empty.", param_hint="QUESTION")
     request = msgspec.convert({"query": question, "limit": limit, "ways": ways}, SearchRequest)
     with connected() as client:
         answer = client.search_collection(name, request)

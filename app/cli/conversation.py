@@ -151,14 +151,19 @@ class Conversation:
         self._messages = self._fresh()
         self._attached.clear()
 
-    def attach(self, path: Path) -> None:
-        """Send a file or an image with the next message. Raises: click.ClickException: it cannot be read."""
+    def attach(self, path: Path, *, as_image: bool = False) -> None:
+        """Send a file or an image with the next message.
+
+        Raises: click.ClickException: it cannot be read, or is not an image although `as_image`.
+        """
         from app.attachments import DocumentError, read
 
         try:
             document = read(path)
         except DocumentError as error:
             raise click.ClickException(str(error)) from error
+        if as_image and document.data is None:
+            raise click.ClickException(f"{path.name} is not an image; --file sends it as text.")
         self._attached.append(document)
 
     def _attach_named(self, argument: str) -> None:

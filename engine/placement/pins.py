@@ -5,6 +5,7 @@ import os
 from devices.backends import openvino
 from devices.backends.cpu_kernels import BACKEND as TILES
 from devices.types import Finding, Machine
+from engine.core.errors import InputFault
 from engine.onnx.providers import ADAPTERS
 from engine.remotes.registry import remote_of
 
@@ -23,6 +24,13 @@ def device_names(machine: Machine) -> set[str]:
     # A provider's own name: a plugin such as Qualcomm's emulator has no device in this list.
     here = (a for a in ADAPTERS.values() if not a.built_in and not a.problem(None, os.environ))
     return names | {name for a in here for name in (a.genai_name.lower(), a.provider)}
+
+
+def check_pin(machine: Machine, device: str) -> None:
+    """Raises: InputFault: this computer has no device with that name."""
+    names = device_names(machine)
+    if device.lower() not in {name.lower() for name in names}:
+        raise InputFault(f"{device!r} is not a device here; use one of {', '.join(sorted(names))}.", "device")
 
 
 def gone_pins(machine: Machine, pins: dict[str, str]) -> tuple[Finding, ...]:

@@ -327,7 +327,7 @@ def _fixed_plan(question: PlanInput, goal: SizeTarget) -> QuantPlan:
     else:
         types_only = [t.name for t in (*FLOAT_TYPES, *MEASURED) if t.name not in MIXES]
         supported = ", ".join([*MIXES, *types_only])
-        raise InvalidOption("--type", f"there is no mix or type named {goal.mix!r}; there are {supported}")
+        raise InvalidOption("--type", f"there is no preset or type {goal.mix!r}; there are {supported}")
     damage = question.stock_damage or question.damage
     unmatched = {lock.pattern for lock in question.locks}
     picks = []

@@ -10,10 +10,9 @@ from devices.doctor import build_summary, diagnose
 from devices.types import Machine
 from engine.api import machine as api
 from engine.api.machine import PowerLimits, PowerState
-from engine.core.errors import InputFault
 from engine.jobs.jobs import JobKind, JobRegistry
 from engine.placement.model_settings import check_kv_type
-from engine.placement.pins import device_names, gone_pins
+from engine.placement.pins import check_pin, gone_pins
 from engine.placement.placer import Placer
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
@@ -47,7 +46,7 @@ async def pin(request: Request, name: str, body: api.PinRequest) -> api.Pinned:
     entry = await state.models.entry(name)
     if body.device is not None:
         machine = await asyncio.to_thread(placer.machine.full)
-        _check_pin(machine, body.device)
+        check_pin(machine, body.device)
     await asyncio.to_thread(placer.pin, entry.id, body.device)
     applies = await state.pool.settings_changed(entry.id)
     unloaded = applies == "now" and state.pool.get(entry.id) is None
@@ -116,13 +115,6 @@ def _comparison_of(jobs: JobRegistry, model: str) -> str | None:
     """Id of the running job that compares the places for this model."""
     running = (job for job in jobs.jobs() if job.kind is JobKind.MEASURE and job.state in {"queued", "running"})
     return next((job.id for job in running if (job.params.get("compare") or {}).get("model") == model), None)
-
-
-def _check_pin(machine: Machine, device: str) -> None:
-    """Raises: InputFault: this computer has no device with that name."""
-    names = device_names(machine)
-    if device.lower() not in {name.lower() for name in names}:
-        raise InputFault(f"{device!r} is not a device here; use one of {', '.join(sorted(names))}.", "device")
 
 
 def _placer(request: Request) -> Placer:

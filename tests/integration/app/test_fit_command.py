@@ -35,6 +35,13 @@ def run(*arguments):
     return CliRunner().invoke(cli, ["fit", *arguments])
 
 
+def test_an_unknown_device_is_refused():
+    refused = run(SPARK, "--device", "toaster")
+    assert refused.exit_code != 0
+    assert "'toaster' is not a device here; use one of " in str(refused.exception)
+    assert run(SPARK, "--device", "cpu").exit_code == 0
+
+
 def test_the_bundled_model_fits_and_every_part_is_shown():
     shown = run(SPARK)
     assert shown.exit_code == 0

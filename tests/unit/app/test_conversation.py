@@ -3,7 +3,11 @@
 import io
 import sys
 
+import click
+import pytest
+
 from app.answer_facts import AnswerFacts
+from app.cli.chat_tools import ChatTools
 from app.cli.conversation import Conversation
 from app.client import ChatDelta
 
@@ -43,3 +47,18 @@ def test_ctrl_c_just_as_an_answer_ends_goes_on_with_the_next_line(monkeypatch, c
     conversation.talk()
     assert server.asked == ["one", "two"]
     assert capsys.readouterr().out.count("Yes.") == 2
+
+
+def test_a_text_is_not_sent_as_an_image(tmp_path):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("The rent is due on the fifth.")
+    conversation = Conversation(Server(), "m", None, {})
+    with pytest.raises(click.ClickException, match=r"notes\.txt is not an image; --file sends it as text"):
+        conversation.attach(notes, as_image=True)
+    conversation.attach(notes)
+
+
+def test_unknown_tools_are_refused_before_the_first_question(tmp_path, monkeypatch):
+    monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
+    with pytest.raises(click.ClickException, match="There are no tools 'nope'; `tessera tools list` shows them"):
+        ChatTools(["nope"])
