@@ -305,4 +305,6 @@ def _run_checked(argv: Sequence[str]) -> None:
     done = _run(argv)
     if done.returncode:
         output = (done.stderr or done.stdout).strip() or f"code {done.returncode}, no words"
+        if "connect to" in output and "bus" in output:  # systemd has no manager for this user now
+            output += ". Services need a login of this user: not by su or sudo, and not in a container"
         raise ServiceFailed(f"`{shlex.join(argv)}` failed: {output}")

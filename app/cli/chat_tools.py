@@ -20,12 +20,12 @@ class ChatTools:
     """The tools of one chat in the terminal."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        known = [source.name for source in offered()]
-        if unknown := sorted(set(names) - {*known, "all"}):
+        available = [source.name for source in offered()]
+        if unknown := sorted(set(names) - {*available, "all"}):
             raise click.ClickException(
                 f"There are no tools {shown_text(unknown[0])!r}; `tessera tools list` shows them."
             )
-        source_names = known if "all" in names else list(names)
+        source_names = available if "all" in names else list(names)
         self._servers = RunningServers()
         consent = ToolConsent(ConsentStore(), ask_person)
         sources, problems = open_sources(source_names, Path.cwd(), self._servers, consent)

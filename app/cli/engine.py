@@ -181,7 +181,7 @@ def _updated(path: Path) -> "Rules":
         check_signature(data, path.with_name(f"{path.name}.minisig").read_text(encoding="utf-8"), keys, "the file")
         return update(data)
     except (FaultRulesRefused, PackRefused) as error:
-        raise click.ClickException(f"{shown_text(str(path))} was not taken: {error.reason}.") from error
+        raise click.ClickException(f"{shown_text(str(path))} was refused: {error.reason.rstrip('.')}.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise click.ClickException(f"{shown_text(str(path))} and its .minisig cannot be read: {error}.") from error
 
@@ -281,7 +281,9 @@ def _refusals(what: str) -> Iterator[None]:
     try:
         yield
     except EngineVersionRefused as error:
-        raise click.ClickException(f"{shown_text(what)} was not taken: {shown_text(error.reason)}.") from error
+        raise click.ClickException(
+            f"{shown_text(what)} was refused: {shown_text(error.reason).rstrip('.')}."
+        ) from error
     except OSError as error:
         raise click.ClickException(
             f"{shown_text(what)} could not be installed: {error.strerror or error}."

@@ -109,7 +109,7 @@ class _refusals:  # noqa: N801 - reads as a statement
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if isinstance(error, PackRefused):
-            raise click.ClickException(f"{self._what} was not taken: {error.reason}.") from error
+            raise click.ClickException(f"{self._what} was refused: {error.reason.rstrip('.')}.") from error
         if isinstance(error, OSError):
             raise click.ClickException(
                 f"{self._what} could not be installed: {error.strerror or error}."

@@ -305,7 +305,7 @@ def _remove(client: "Client", entry: "Model", *, as_json: bool, ask: bool) -> No
         )
     else:
         words = (
-            f"{entry.id} is in the trash. {_size(removed.freed_bytes)} come free with: tessera models remove "
+            f"{entry.id} is in the trash. To free its {_size(removed.freed_bytes)}: tessera models remove "
             f"--empty-trash. {undo}"
         )
     facts = {

@@ -105,6 +105,16 @@ def test_a_manager_that_refuses_is_quoted_without_its_control_characters(systemc
     assert "\x1b" not in done.stderr
 
 
+def test_a_user_without_a_login_is_told_that_services_need_one(systemctl, tmp_path):
+    program = tmp_path / "bin" / "systemctl"
+    program.write_text(
+        "#!/bin/sh\necho 'Failed to connect to bus: No medium found' >&2\nexit 1\n", encoding="utf-8"
+    )
+    done = tessera("install")
+    assert done.returncode == 1
+    assert "No medium found. Services need a login of this user" in done.stderr
+
+
 def test_no_manager_is_said_with_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("PATH", str(tmp_path))
