@@ -119,7 +119,7 @@ class CodeSession:
             echo(f"keyword search only, not by meaning: {shown_text(problem)}", err=True)
         self._vector_problem = problem
         used, limit = self._context.used_tokens, self._context.budget_tokens
-        echo(f"context: {len(self._context.items)} pieces, about {used} of {limit} tokens", err=True)
+        echo(f"context: {counted(len(self._context.items), 'part')}, about {used} of {limit} tokens", err=True)
         self._stream(self._assistant.ask(question, self._context))
         self._proposal = self._talk.proposal()
         self._show_proposal(self._proposal)

@@ -49,9 +49,11 @@ def command(names: tuple[str, ...], port: int | None, model: str) -> None:
 
     # Clients wait only seconds for the first answer of a program that they start, and a server takes as long.
     with ExitStack() as stack, ThreadPoolExecutor(1) as thread:
-        server = _server(thread.submit(opened), model)
+        pending = thread.submit(opened)
+        server = _server(pending, model)
         if port is None:
             server.run("stdio")
+            pending.result()  # a collection that does not exist is an error, also if no tool was called
         else:
             _serve_http(server, port)
 

@@ -4,7 +4,7 @@ from typing import Final
 
 _PROBLEMS: Final = {
     "not_there": "{path} does not exist",
-    "no_embedding_model": "passages are found by their words only, since no model for meanings (embeddings) is here",
+    "no_embedding_model": "only keywords are searched, because there is no embedding model here",
     "cannot_embed": "{model} cannot embed: {why}",
     "cannot_embed_question": "{model} cannot embed the question, so only keyword search was used: {why}",
     "nothing_embedded": "there are no embeddings yet, so only keyword search was used",
@@ -13,7 +13,7 @@ _PROBLEMS: Final = {
 }
 _GROUNDS: Final = {
     "whole_document": "The model received the whole document: {tokens} of {budget} tokens that fit.",
-    "whole_documents": "The model received all {documents} documents: {tokens} of {budget} tokens that fit.",
+    "whole_documents": "The model received all {documents} documents ({tokens} tokens; {budget} would fit).",
     "documents_do_not_say": "The documents of {name} do not say this: no passage fits the question.",
     "nothing_to_give": "The collection contains no text for the model yet.",
     "passages_weak": "Weak match: the collection contains little of the question. The model still received the {count} nearest passages of {documents} documents ({amount}): {tokens} tokens.",

@@ -111,7 +111,7 @@ def _measured(report: QuantizeReport) -> str:
     )
     if report.stock is None:
         return text
-    text += f"; stock {report.stock_mix} of no more bytes: {report.stock.kld_mean.value:.5f}"
+    text += f"; llama.cpp's {report.stock_mix} of at most this size: {report.stock.kld_mean.value:.5f}"
     ratio = ours.ratio
     return text if ratio is None else f"{text}, ratio {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 

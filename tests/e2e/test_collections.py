@@ -369,3 +369,10 @@ def test_a_reranker_that_appears_in_the_library_orders_the_passages(client, town
     assert scores == sorted(scores, reverse=True)
     assert client.post(towns, json={"reranker": "none"}).status_code == 200
     assert client.post(f"{towns}/search", json=asked).json()["reranked_by"] == ""
+
+
+def test_mcp_of_an_unknown_collection_fails(server, sea):
+    command, env = _mcp(server, "Nowhere")
+    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3, done.stderr
+    assert "There is no collection 'Nowhere' here." in done.stderr
