@@ -62,6 +62,7 @@ class About(QDialog):
                 ),
                 spacing=12,
                 margins=(24, 24, 24, 24),
+                grow=3,
             )
         )
         self._fill((Component(name="Tessera", version=__version__, licence="Apache-2.0", text=own_licence()),))

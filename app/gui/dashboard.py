@@ -27,12 +27,12 @@ class DashboardPage(Page):
         self._services = services
         self._notes: list[QLabel] = []
         self.plots = {
-            "speed": TimePlot(services.theme, self.tr("Generated"), self.tr("tokens/s"), 0),
-            "prompt": TimePlot(services.theme, self.tr("Read"), self.tr("tokens/s"), 1),
-            "active": TimePlot(services.theme, self.tr("Requests running"), "", 2),
-            "waiting": TimePlot(services.theme, self.tr("Requests waiting"), "", 2),
-            "cache": TimePlot(services.theme, self.tr("Prompt found in the cache"), "%", 3),
-            "memory": TimePlot(services.theme, self.tr("Memory of server and models"), "GiB", 0),
+            "speed": TimePlot(services.theme, self.tr("Generated"), self.tr("tokens/s")),
+            "prompt": TimePlot(services.theme, self.tr("Read"), self.tr("tokens/s")),
+            "active": TimePlot(services.theme, self.tr("Requests running"), ""),
+            "waiting": TimePlot(services.theme, self.tr("Requests waiting"), ""),
+            "cache": TimePlot(services.theme, self.tr("Prompt found in the cache"), "%"),
+            "memory": TimePlot(services.theme, self.tr("Memory of server and models"), "GiB"),
         }
         grid = QGridLayout()
         grid.setSpacing(16)

@@ -9,6 +9,7 @@ from app import format as plain
 _EXACT_BELOW = 10
 UNKNOWN = "—"  # shown for an unknown number
 _QUANTIZED = re.compile(r"(?i)([-_.](gguf|i?q\d\w*|f16|bf16|f32|mxfp4))+$")
+_OVERRIDES = dict.fromkeys(map(ord, "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"), "�")
 _CODE = re.compile(r"`([^`\n]+)`")
 _WORD = re.compile(r"[a-z]+(?=[\s,;:.!?]|$)(?![.:]\S)")  # not a file name or an address
 _WEEKDAY = re.compile(r"^dddd?,?\s+|,?\s*dddd?$")
@@ -46,6 +47,11 @@ def speed(tok_s: float) -> str:
 def model_name(repo: str) -> str:
     """Model name without format suffixes: `Qwen2.5-Coder-7B` for `ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF`."""
     return _QUANTIZED.sub("", repo.rpartition("/")[2])
+
+
+def without_overrides(text: str) -> str:
+    """Replace the characters that turn the direction of what follows: a name could hide its ending by them."""
+    return text.translate(_OVERRIDES)
 
 
 def without_ticks(text: str) -> str:

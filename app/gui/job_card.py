@@ -37,7 +37,7 @@ class JobCard(QFrame):
                 self._bar,
                 self._note,
                 spacing=8,
-                margins=(16, 12, 12, 12),
+                margins=(16, 12, 16, 12),
             )
         )
         self.show_job(job)

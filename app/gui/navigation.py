@@ -134,8 +134,7 @@ class Rail(TabList):
         self._fit()
 
     def _fit(self) -> None:
-        scale = self._theme.tokens.small / 12
-        icon = round(_ICON * min(scale, 1.5))
+        icon = min(self._theme.tokens.scaled(_ICON), round(1.5 * _ICON))
         unit = self._theme.tokens.unit
         metrics = next(iter(self.buttons.values())).fontMetrics()
         word = icon + metrics.height() + 3 * unit

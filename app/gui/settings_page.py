@@ -8,6 +8,7 @@ from PySide6.QtWidgets import (
     QCheckBox,
     QComboBox,
     QDoubleSpinBox,
+    QGridLayout,
     QHBoxLayout,
     QLineEdit,
     QPlainTextEdit,
@@ -31,6 +32,7 @@ from engine.core.version import __version__
 from quantize.kv_cache_types import CACHE_TYPES
 
 _DELAY_MS = 400
+_UNITS = {"_percent": " %", "_mib": " MiB", "keep_alive": " s"}  # by the end of a setting's name
 _CODE = 2  # length of a language code
 _TEST_LANGUAGE = "pseudo"  # finds texts that do not fit; no language for users
 
@@ -54,7 +56,7 @@ class SettingsPage(Page):
         self.search.textChanged.connect(lambda _: self._show_sections())
         self.header.addWidget(self.search, 0, Qt.AlignmentFlag.AlignTop)
         self._buttons = QButtonGroup(self)
-        self._names = Flow(spacing=4)
+        self._names = Flow(spacing=0)
         self.content.addWidget(self._names)
         self.editors: dict[str, QWidget] = {}
         self._notes: dict[str, QWidget] = {}
@@ -128,7 +130,7 @@ class SettingsPage(Page):
         note = label("", "chip-bad", wrap=True)
         note.hide()
         self._notes[setting.name] = note
-        texts = stack(label(self.tr(setting.title)), label(words, "small", wrap=True), note, spacing=2)
+        texts = stack(label(self.tr(setting.title), wrap=True), label(words, "small", wrap=True), note, spacing=2)
         holder = QWidget()
         line = QVBoxLayout(holder)
         line.setContentsMargins(0, 0, 0, 0)
@@ -207,8 +209,7 @@ class SettingsPage(Page):
         if isinstance(field, QDoubleSpinBox):
             field.setRange(setting.minimum or 0, setting.maximum or 0)
             field.setSingleStep(0.05)
-        if setting.name.endswith("_percent"):
-            field.setSuffix(" %")
+        field.setSuffix(next((unit for end, unit in _UNITS.items() if setting.name.endswith(end)), ""))
         field.setValue(value)  # type: ignore[arg-type]  # the table's type
         field.setKeyboardTracking(False)
         field.setFixedWidth(112)
@@ -276,9 +277,14 @@ class SettingsPage(Page):
             (self.tr("Models"), paths.models),
             (self.tr("Logs and crash reports"), paths.logs),
         )
-        lines = [self._folder_line(words, str(path)) for words, path in folders]
+        lines = QGridLayout()
+        lines.setHorizontalSpacing(16)
+        lines.setColumnStretch(1, 1)
+        for number, (words, path) in enumerate(folders):
+            for column, widget in enumerate(self._folder_line(words, str(path))):
+                lines.addWidget(widget, number, column)
         empty = button(self.tr("Empty the trash of chats…"), self._confirm_empty_trash, "danger")
-        self._add_frame("places", self.tr("Locations"), card(*lines, row(empty, 1)))
+        self._add_frame("places", self.tr("Locations"), card(lines, row(empty, 1)))
         about = button(self.tr("About Tessera and its licences…"), self._show_about, "link")
         version = row(label(f"Tessera {__version__}", selectable=True), 1, about)
         self._add_frame("about", self.tr("About"), card(version))
@@ -288,16 +294,14 @@ class SettingsPage(Page):
 
         About(self._services, self.window()).open()
 
-    def _folder_line(self, words: str, path: str) -> QHBoxLayout:
+    def _folder_line(self, words: str, path: str) -> tuple[QWidget, ...]:
         """A long path that can be scrolled, selected, copied and opened."""
         shown = QLineEdit(path, readOnly=True)
         shown.setAccessibleName(words)
         shown.setCursorPosition(0)
         opens = button(self.tr("Open"), lambda: show_in_folder(path))
         opens.setAccessibleName(self.tr("Open {name}").format(name=words))
-        line = row(label(words), shown, opens, spacing=16, grow=0)
-        line.setStretch(1, 2)
-        return line
+        return label(words, wrap=True), shown, opens
 
     def _confirm_empty_trash(self) -> None:
         from PySide6.QtWidgets import QMessageBox

@@ -19,6 +19,7 @@ ASSETS = Path(__file__).resolve().parents[2] / "assets"
 _TOKENS = ASSETS / "themes" / "tokens.toml"
 _LARGE_PERCENT = 125  # text size from which icons are larger
 _FAMILY, _MONO = "Inter", "JetBrains Mono"
+_SMALL = 12  # pixels of small text at the normal text size
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ class DesignTokens:
 
     def colour(self, name: str) -> QColor:
         return QColor(self.colours[name])
+
+    def scaled(self, pixels: int) -> int:
+        """A length in pixels that follows the text size; `pixels` is its value at the normal one."""
+        return round(pixels * self.small / _SMALL)
 
     def precision_colour(self, bits: float) -> QColor:
         """The tile colour for a precision in bits per weight, interpolated between the steps of the scale."""
@@ -295,7 +300,8 @@ QPushButton[kind="primary"]:focus {{ border: 2px solid {c["text"]}; }}
 QPushButton[kind="primary"]:disabled {{ background: {c["hover"]}; color: {c["muted"]};
   border-color: {c["hover"]}; }}
 QPushButton[kind="danger"] {{ color: {c["bad"]}; }}
-QPushButton[kind="link"] {{ border: none; background: transparent; color: {c["link"]}; padding: 0 {half}px; }}
+QPushButton[kind="link"] {{ border: none; background: transparent; color: {c["link"]}; padding: 0;
+  text-align: left; }}
 QPushButton[kind="quiet"] {{ font-size: {small}px; border-radius: {radius + half}px; padding: 2px {unit + half}px;
   min-height: {line - 6}px; background: transparent; }}
 QPushButton[kind="quiet"]:hover {{ background: {c["hover"]}; }}
@@ -308,7 +314,7 @@ QToolButton:focus {{ border: 2px solid {c["accent"]}; padding: {half - 2}px; }}
 QToolButton::menu-indicator {{ image: none; }}
 QToolButton[kind="float"] {{ background: {c["raised"]}; border: 1px solid {c["border"]};
   border-radius: {2 * unit + 1}px; padding: {half}px; }}
-QToolButton[kind="send"] {{ background: {c["accent"]}; border-radius: {2 * unit}px; }}
+QToolButton[kind="send"] {{ background: {c["accent"]}; border-radius: {round(2 * unit * small / _SMALL)}px; }}
 QToolButton[kind="send"]:disabled {{ background: {c["hover"]}; }}
 QToolButton[kind="nav"] {{ padding: {half}px; border-radius: {radius}px; color: {c["muted"]};
   font-size: {small}px; }}

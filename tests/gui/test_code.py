@@ -523,7 +523,8 @@ x = 1
 
 
 def in_view(page):
-    return [line.split("  ", 1)[0].strip() for line in page.files.source.toPlainText().splitlines()]
+    lines = page.files.source.toPlainText().splitlines()
+    return [line.split("  ", 1)[0].strip() for line in lines if line]  # the line of an edit's buttons is empty
 
 
 def pressed(page, name):
@@ -565,6 +566,20 @@ def test_edits_of_an_answer_are_decided_in_the_file(page, qtbot, server, project
         page.review.undo.click()
     qtbot.waitUntil(lambda: page.review.hunks.count() == 2)
     assert "HELLO" not in (project / "greet.py").read_text()
+
+
+def test_the_buttons_of_an_edit_cover_no_code(page, qtbot, server, project):
+    ask(page, qtbot, server, "types @greet.py", TWO)
+    page.review.hunks.setCurrentRow(0)
+    page.review.in_file.click()
+    source = page.files.source
+    qtbot.waitUntil(lambda: len(source.hunks) == 2 and all(bar.isVisible() for bar in source._bars))
+    block = source.document().firstBlock()
+    while block.isValid():
+        line = source.blockBoundingGeometry(block).translated(source.contentOffset()).toRect()
+        covering = [bar for bar in source._bars if bar.geometry().intersects(line)]
+        assert not (block.text() and covering), (block.text(), line, covering[0].geometry())
+        block = block.next()
 
 
 def test_edits_of_the_agent_are_decided_in_the_file(page, qtbot, server, project):

@@ -75,7 +75,7 @@ def test_both_models_answer_one_question_and_the_chat_goes_on_from_the_chosen_on
     assert len(heights) == 1, "the facts of both stand on one line each"
     assert max(heights) < 2 * shown.fontMetrics().height()
 
-    go_on = next(b for b in shown.findChildren(QPushButton) if b.text() == "Continue with this answer")
+    go_on = next(b for b in shown.findChildren(QPushButton) if b.text() == "Continue from here")
     qtbot.mouseClick(go_on, Qt.MouseButton.LeftButton)
     assert page.controller.tree.leaf_id == first.id
     server.pieces = ["More"]

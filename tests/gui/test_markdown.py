@@ -410,7 +410,12 @@ def test_the_theme_changes_live(qapp, view, theme):
 @given(st.text(alphabet="ab\n ()'\"#=:", max_size=300))
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=CROWDED)
 def test_highlighting_loses_no_character(code):
-    assert "".join(text for text, _ in spans(code, "python")) == code
+    for language in ("python", "diff", "console"):
+        assert "".join(text for text, _ in spans(code, language)) == code
+
+
+def test_the_last_line_of_a_diff_is_coloured_without_a_line_feed():
+    assert [colour for _, colour in spans("-old\n+new", "diff")] == ["keyword", "string"]
 
 
 def test_lexing_a_growing_block_starts_at_most_4_kib_back():

@@ -242,7 +242,7 @@ def test_the_dashboard_reads_the_counters_and_what_was_before_it_was_opened(qtbo
 
 
 def test_a_plot_keeps_three_minutes_and_a_scale_that_does_not_jump(qtbot, theme):
-    plot = TimePlot(theme, "Speed", "tokens/s", 0)
+    plot = TimePlot(theme, "Speed", "tokens/s")
     qtbot.addWidget(plot)
     for second in range(400):
         plot.add(second % 7, now=float(second))

@@ -33,6 +33,8 @@ def test_a_cap_and_a_mode_are_set_and_taken_back(qtbot, show, services, server):
     card = page.power
     qtbot.waitUntil(card.isVisible)
     assert "Using 31 W now." in texts(card)
+    assert card.cap.isVisible()
+    assert not card.battery.isVisible(), "this computer has none"
     assert not card.use.isEnabled()
     card.mode.setCurrentIndex(card.mode.findData("quiet"))
     card.cap.setText("15")
@@ -49,12 +51,14 @@ def test_a_cap_and_a_mode_are_set_and_taken_back(qtbot, show, services, server):
 
 
 def test_what_is_being_typed_stays_and_nonsense_is_not_sent(qtbot, show, services, server):
-    desk = Desk(server, notes=(fact("A cap cannot be held: there is no meter."),))
+    desk = Desk(server, battery_percent=80.0, notes=(fact("A cap cannot be held: there is no meter."),))
     page = show(DevicesPage(services, SimpleNamespace(by_id={})))
     card = page.power
     qtbot.waitUntil(card.isVisible)
     assert "no power meter" in texts(card)
     assert "A cap cannot be held" in texts(card)
+    assert card.battery.isVisible()
+    assert not card.cap.isVisible(), "nothing here could hold it"
     card.battery.setText("0")
     assert not card.use.isEnabled()
     page.refresh()

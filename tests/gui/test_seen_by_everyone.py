@@ -16,6 +16,7 @@ from PySide6.QtWidgets import (
     QLabel,
     QLineEdit,
     QPlainTextEdit,
+    QScrollArea,
     QToolButton,
     QWidget,
 )
@@ -109,9 +110,21 @@ def test_contrast_changes_live(desktop):
 # -- sizes and languages
 
 
+def too_wide(page):
+    """Areas that do not scroll sideways and hold more than their width."""
+    found = []
+    for area in [page, *page.findChildren(QScrollArea)]:
+        if isinstance(area, QScrollArea) and area.isVisible() and area.widget() is not None:
+            needed, width = area.widget().minimumSizeHint().width(), area.viewport().width()
+            never = area.horizontalScrollBarPolicy() == Qt.ScrollBarPolicy.ScrollBarAlwaysOff
+            if never and needed > width:
+                found.append(("wider than its page", type(area).__name__, area.accessibleName(), width, needed))
+    return found
+
+
 def cut_off(page):
     """Words of buttons and one-line labels that do not have the room they need, and what sticks out of the page."""
-    found = []
+    found = too_wide(page)
     for made in page.findChildren(QWidget):
         if not made.isVisible() or not isinstance(made, QAbstractButton | QLabel):
             continue

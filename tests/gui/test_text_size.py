@@ -2,10 +2,13 @@
 
 import pytest
 from PySide6.QtCore import QDate
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QLabel
 
 from app.gui import formatted
 from app.gui.application import install_language
+from app.gui.chat.composer import Composer
+from app.gui.code.files_panel import FileTree
+from app.gui.connect.page import ConnectPage
 from app.gui.quantize.size_loss_plot import FrontierPlot
 from app.gui.server.page import LogPage, ServerPage
 
@@ -61,3 +64,17 @@ def test_dates_name_the_month_and_numbers_have_groups(qapp, language, date, numb
     finally:
         if translator is not None:
             QApplication.removeTranslator(translator)
+
+
+def test_icons_and_their_controls_follow_the_size_of_the_text_both_ways(qtbot, theme, services, server):
+    composer, tree = Composer(theme, services.background), FileTree(theme)
+    connect = ConnectPage(services, server.api)
+    for widget in (composer, tree, connect):
+        qtbot.addWidget(widget)
+    glyph = next(made for made in connect.findChildren(QLabel) if made.property("kind") == "glyph")
+    sides = (composer._send.width, lambda: tree.iconSize().width(), glyph.width)
+    before = [side() for side in sides]
+    theme.set("light", 150)
+    assert [side() for side in sides] == [1.5 * side for side in before]
+    theme.set("light", 100)
+    assert [side() for side in sides] == before

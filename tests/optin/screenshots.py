@@ -44,7 +44,13 @@ PAGES = (
     "shortcuts",
     "compare",
     # Panels, dialogs and states of the chat and of the library.
+    "code-edits",
+    "code-terminal",
+    "code-history",
     "code-answer",
+    "thinking",
+    "failed",
+    "consent",
     "sources",
     "options",
     "options-advanced",
@@ -59,6 +65,9 @@ PAGES = (
     "models-folder",
     "linked",
     "losses",
+    "connect-change",
+    "fit-report",
+    "settings-sections",
     "about",
     "palette",
 )
@@ -145,7 +154,7 @@ SHOWN = (
 )
 STYLES = (("light", 1), ("dark", 1), ("light", 2), ("dark", 2))
 QUESTIONS = [suggestion.question for suggestion in FOR_A_MODEL[::2]]
-WAIT_S = 240
+WAIT_S = 60
 
 
 def main():
@@ -169,7 +178,7 @@ def main():
     if not os.environ.get("DISPLAY"):
         environment["DISPLAY"] = f":{os.getpid() % 9000 + 100}"
         xvfb = subprocess.Popen(
-            ["Xvfb", environment["DISPLAY"], "-screen", "0", "2560x1800x24"], stderr=subprocess.DEVNULL
+            ["Xvfb", environment["DISPLAY"], "-screen", "0", "2880x1800x24"], stderr=subprocess.DEVNULL
         )
         time.sleep(1)
         if shutil.which("openbox"):  # dialogs have a frame, as on any desktop
@@ -351,7 +360,82 @@ class Camera:
             dialog.close()
         self.rest(200)
 
-    def conversation(self, question, answer, **facts):
+    def code_edits(self):
+        self.close_dialogs()
+        self.window.show_page("code")
+        self.window.page("code").tabs.setCurrentIndex(1)
+
+    def code_terminal(self):
+        page = self.window.page("code")
+        page.tabs.setCurrentIndex(2)
+        page.terminal.begin("python -m pytest tests/test_tides.py")
+        page.terminal.append("\x1b[32m.\x1b[0m                                   [100%]\n1 passed in 0.02s\n")
+        page.terminal.end(0, 1.2)
+
+    def code_history(self):
+        self.window.page("code").tabs.setCurrentIndex(3)
+
+    def thinking(self):
+        from PySide6.QtWidgets import QPushButton
+
+        reasoning = "The tide rises for about six hours.\n\nHigh water was at 7:52, so low water is near 14:05."
+        self.conversation("When is low water?", "About 14:05.", reasoning=reasoning)
+        self.rest(500)
+        for fold in self.window.chat.transcript.findChildren(QPushButton):
+            if fold.isCheckable():
+                fold.setChecked(True)
+
+    def failed(self):
+        self.conversation(
+            "Which boats sail?",
+            "Two boats leave at eight, and",
+            status="error",
+            error="The connection to the server ended before the answer was complete",
+            error_code="unreachable",
+        )
+
+    def consent(self):
+        from app.tools.consent import ConsentRequest
+
+        self.conversation("Who is in town?", "I will look.")
+        self.rest(300)
+        command = "/home/user/.local/bin/uvx mcp-server-time --local-timezone=Europe/Berlin"
+        title = "Start the tool server “time”?"
+        request = ConsentRequest(kind="mcp server", title=title, detail=command, key="mcp server:time")
+        self.window.chat.controller.tools.consent_wanted.emit(request)
+        self.rest(300)
+
+    def connect_change(self):
+        self.close_dialogs()
+        self.window.show_page("connect")
+        page = self.window.page("connect")
+        page.buttons["codex"][0].click()
+        self.wait(page.review.isVisible)
+        page.verticalScrollBar().setValue(0)
+
+    def fit_report(self):
+        """A smaller Spark, made at once, and its report."""
+        self.fit()
+        fit, jobs = self.window.page("fit"), self.desktop.jobs
+        fit.tier.setCurrentIndex(0)
+        before = len(jobs.by_id)
+        fit.start.click()
+        self.wait(lambda: len(jobs.by_id) > before and all(job.ended for job in jobs.by_id.values()))
+        self.wait(fit._report.count)
+        fit.banner.hide()
+        self.rest(500)
+        fit.verticalScrollBar().setValue(fit.verticalScrollBar().maximum())
+
+    def settings_sections(self):
+        """Each section of the settings, as a picture of its own."""
+        self.window.show_page("settings")
+        page = self.window.page("settings")
+        for name in page._frames:
+            page.show_section(name)
+            page.verticalScrollBar().setValue(0)
+            self.shoot(f"settings-{name.lower().replace(' ', '-')}")
+
+    def conversation(self, question, answer, status="complete", reasoning="", **facts):
         """A finished chat, opened."""
         from app.db import conversations, messages
         from app.db.records import AnswerFacts
@@ -359,9 +443,8 @@ class Camera:
         def write(connection):
             made = conversations.create(connection, title=question, model="spark")
             asked = messages.add(connection, made.id, None, "user", question)
-            messages.add(
-                connection, made.id, asked.id, "assistant", answer, model="spark", facts=AnswerFacts(**facts)
-            )
+            written = {"model": "spark", "status": status, "reasoning": reasoning, "facts": AnswerFacts(**facts)}
+            messages.add(connection, made.id, asked.id, "assistant", answer, **written)
             return made.id
 
         self.close_dialogs()
@@ -389,13 +472,15 @@ class Camera:
     def options(self):
         self.close_dialogs()
         self.window.show_page("chat")
-        self.window.chat.options.show()
+        if not self.window.chat.options.isVisible():
+            self.window.chat._toggle_options()
 
     def options_advanced(self):
         self.options()
         self.window.chat.options.advanced.heading.setChecked(True)
 
     def tools(self):
+        self.window.chat.tools.card.hide()
         self.window.chat.options.hide()
         self.window.chat.bar.tools_pressed.emit()
 
@@ -435,7 +520,7 @@ class Camera:
     def details(self):
         self.close_dialogs()
         self.window.page("library")._show_details("spark")
-        self.rest(1000)
+        self.wait(lambda: any(dialog.isVisible() for dialog in self.window.findChildren(QDialog)))
 
     def models_folder(self):
         self.close_dialogs()

@@ -99,17 +99,12 @@ class BenchPage(Page):
         self.note = label("", "small", wrap=True)
         self.note.hide()
         first = row(self.model, self.mix, grow=0)
-        second = row(
-            label(self.tr("Prompt lengths"), "small"),
-            self.lengths,
-            label(self.tr("Repeats"), "small"),
-            self.repeats,
-            1,
-        )
-        searches = Flow()
-        searches.add(self.tune)
-        searches.add(self.save_energy)
-        actions = row(searches, self.stop, self.start, grow=0)
+        second = Flow()
+        second.add(holding(row(label(self.tr("Prompt lengths"), "small"), self.lengths)))
+        second.add(holding(row(label(self.tr("Repeats"), "small"), self.repeats)))
+        actions = Flow()
+        for control in (self.start, self.stop, self.tune, self.save_energy):
+            actions.add(control)
         self.content.addWidget(card(first, second, actions, self.progress, self.note, spacing=12))
 
     def _build_plots(self) -> None:
@@ -137,7 +132,7 @@ class BenchPage(Page):
                 self.tr("Settings"),
                 self.tr("Reads, tok/s"),
                 self.tr("Writes, tok/s"),
-                self.tr("Memory"),
+                self.tr("Memory in use"),
             ]
         )
         self.table.verticalHeader().hide()
@@ -376,7 +371,9 @@ class BenchPage(Page):
         self.table.setRowCount(len(self._results))
         for line, result in enumerate(self._results):
             points = sorted(result.points, key=lambda p: p.length)
-            settings = f"{result.backend}, {result.threads} threads, {result.type_k}, ub {result.n_ubatch}"
+            settings = self.tr("{backend}, {n} threads, cache {cache}, ubatch {ubatch}").format(
+                backend=result.backend, n=result.threads, cache=result.type_k, ubatch=result.n_ubatch
+            )
             cells = [
                 formatted.moment(result.started_at),
                 result.model + (self.tr(" (simulated)") if result.stand_in else ""),
@@ -436,7 +433,8 @@ class BenchPage(Page):
             control.setEnabled(bool(self.selected))
 
     def _name(self, result: BenchResult) -> str:
-        return f"{result.model}, {result.threads} ({formatted.moment(result.started_at)})"
+        text = self.tr("{model}, {n} threads, {moment}")
+        return text.format(model=result.model, n=result.threads, moment=formatted.moment(result.started_at))
 
     def _save(self, kind: str) -> None:
         name, _ = QFileDialog.getSaveFileName(self, self.tr("Save"), f"measured.{kind}", f"*.{kind}")

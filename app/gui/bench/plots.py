@@ -5,13 +5,13 @@ from typing import Any
 
 import pyqtgraph
 from PySide6.QtCore import QCoreApplication, Qt
-from PySide6.QtGui import QColor, QPainter, QPixmap
+from PySide6.QtGui import QPainter, QPixmap
 from PySide6.QtWidgets import QWidget
 
 from app.gui import formatted
 from app.gui.theme import Theme
 from app.gui.widgets.basics import label, stack
-from app.gui.widgets.chart import Chart, ChartKey, value_words
+from app.gui.widgets.chart import Chart, ChartKey, KeyEntry, value_words
 from engine.api.measuring import Point, SpeedCurve
 from engine.api.stats import Usage
 
@@ -47,7 +47,7 @@ class SpeedPlot(_Titled):
         self._shown: Sequence[tuple[str, Sequence[Point]]] = ()
         self._curve = SpeedCurve()
         self.chart.setFixedHeight(200)
-        self.chart.name_axes(bottom=self.tr("tokens in the prompt"))
+        self.chart.name_axes(bottom=self.tr("Tokens in the prompt"))
         self.lines: dict[str, list[tuple[float, float]]] = {}
         self._draw()
 
@@ -74,34 +74,35 @@ class SpeedPlot(_Titled):
                 continue
             xs, ys = [float(x) for x, _ in rows], [s.median for _, s in rows]
             colour = chart.series_colour(number)
-            chart.line(xs, ys, colour, symbol=_SYMBOLS[number % len(_SYMBOLS)])
+            symbol = _SYMBOLS[number % len(_SYMBOLS)]
+            chart.line(xs, ys, colour, symbol=symbol)
             low = [y - s.low for y, (_, s) in zip(ys, rows, strict=True)]
             high = [s.high - y for y, (_, s) in zip(ys, rows, strict=True)]
             chart.addItem(_bars(xs, ys, low, high, pyqtgraph.mkPen(colour, width=1)))
             self.lines[name] = list(zip(xs, ys, strict=True))
-            entries.append((name, colour))
+            entries.append(KeyEntry(name, colour, symbol=symbol))
             chart.points += [(x, y, self._point_text(name, x, y)) for x, y in self.lines[name]]
             top = max(top, *(y + h for y, h in zip(ys, high, strict=True)))
-        self.key.show_names(entries)
+        self.key.show_curves(entries)
         chart.setYRange(0, max(top * 1.1, 1.0), padding=0)
 
-    def _draw_curve(self) -> list[tuple[str, QColor]]:
+    def _draw_curve(self) -> list[KeyEntry]:
         """Draw forecast, expectation and measured points, each with its entry in the legend."""
         curve, chart, tokens = self._curve, self.chart, self._theme.tokens
         muted, strong = tokens.colour("muted"), tokens.colour("text")
-        drawn = [(self.tr("Forecast"), curve.forecast, muted, {"style": Qt.PenStyle.DashLine})]
+        drawn = [(self.tr("Forecast"), curve.forecast, muted, Qt.PenStyle.DashLine)]
         if curve.expected != curve.forecast:
-            drawn.append((self.tr("Expected since measuring"), curve.expected, strong, {}))
+            drawn.append((self.tr("Expected since measuring"), curve.expected, strong, Qt.PenStyle.SolidLine))
         entries = []
         for name, points, colour, style in drawn:
             line = [(float(p.length), float(getattr(p, self._field))) for p in points]
             if not line:
                 continue
-            pen = pyqtgraph.mkPen(colour, width=1.5, **style)
+            pen = pyqtgraph.mkPen(colour, width=1.5, style=style)
             chart.plot([x for x, _ in line], [y for _, y in line], pen=pen, antialias=True)
             self.lines[name] = line
             chart.points += [(x, y, self._point_text(name, x, y)) for x, y in line]
-            entries.append((name, colour))
+            entries.append(KeyEntry(name, colour, style))
         if curve.measured:
             name = self.tr("Measured with a model of its family") if curve.of_family else self.tr("Measured points")
             line = [(float(p.length), float(getattr(p, self._field))) for p in curve.measured]
@@ -109,7 +110,7 @@ class SpeedPlot(_Titled):
             chart.plot(xs, ys, pen=None, symbol="x", symbolBrush=strong, symbolPen=None, symbolSize=11)
             self.lines[name] = line
             chart.points += [(x, y, self._point_text(name, x, y)) for x, y in line]
-            entries.append((name, strong))
+            entries.append(KeyEntry(name, strong, None, "x"))
         return entries
 
     def _point_text(self, name: str, length: float, speed: float) -> str:
@@ -171,8 +172,8 @@ class BusyPlot(_Titled):
             chart.points += [
                 (x, y, text.format(name=name, n=formatted.whole(-x), busy=formatted.whole(y))) for x, y in points
             ]
-            entries.append((name, colour))
-        self.key.show_names(entries)
+            entries.append(KeyEntry(name, colour))
+        self.key.show_curves(entries)
         self.series = {name: [y for _, y in points] for name, points in series.items()}
 
 

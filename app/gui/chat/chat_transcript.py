@@ -414,7 +414,7 @@ class PairWidget(ColumnItem):
             if pane.message.id == chosen_id:
                 foot: QWidget = label(self.tr("The chat continues from here"), "chip-ok")
             else:
-                foot = button(self.tr("Continue with this answer"), lambda: self.picked.emit(pane.message.id))
+                foot = button(self.tr("Continue from here"), lambda: self.picked.emit(pane.message.id))
             column.addLayout(row(foot, 1))
             self._feet.append(foot)
         frame.setLayout(column)

@@ -104,16 +104,31 @@ class _Editor(GrowingText):
         self.focus_changed.emit(False)
 
 
+_BAR, _FULL = 4, 100  # thickness of the bar in pixels; percent
+_SEND = 32  # side of the send button in pixels at the normal text size
+
+
 class ContextMeter(QWidget):
-    """A bar that shows the used context and the part that the draft would add."""
+    """A bar that shows the used context and the part that the draft would add, below its percentage."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._theme = theme
         self._used = self._draft = self._total = 0
         self._warn_frac = 0.8
-        self.setFixedSize(72, 16)
-        theme.changed.connect(self.update)
+        theme.changed.connect(self._fit)
+        self._fit()
+
+    def _fit(self) -> None:
+        """Take the size of the words and the bar."""
+        self.setFont(self._theme.font("small"))
+        metrics = self.fontMetrics()
+        widest = metrics.horizontalAdvance(self._words(_FULL))
+        self.setFixedSize(max(self._theme.tokens.scaled(72), widest), metrics.height() + _BAR)
+        self.update()
+
+    def _words(self, percent: int) -> str:
+        return self.tr("Context {n} %").format(n=number(percent))
 
     def show_counts(self, used: int, draft: int, total: int, warn_frac: float) -> None:
         """Update the bar. All values are tokens, except `warn_frac`, a fraction of `total`."""
@@ -139,18 +154,26 @@ class ContextMeter(QWidget):
         del event
         painter = shape_painter(self)
         tokens = self._theme.tokens
-        bar = QRectF(0, self.height() / 2 - 3, self.width(), 6)
+        bar = QRectF(0, self.height() - _BAR, self.width(), _BAR)
         painter.setBrush(tokens.colour("hover"))
-        painter.drawRoundedRect(bar, 3, 3)
+        painter.drawRoundedRect(bar, _BAR / 2, _BAR / 2)
         if not self._total:
             return
+        percent = round(100 * (self._used + self._draft) / self._total)
+        painter.setPen(tokens.colour("muted" if self.level == "ok" else "text"))
+        painter.drawText(
+            self.rect(), Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignHCenter, self._words(percent)
+        )
+        painter.setPen(Qt.PenStyle.NoPen)
         colour = tokens.colour({"ok": "accent", "warn": "warn", "bad": "bad"}[self.level])
         pale = QColor(colour)
         pale.setAlphaF(0.45)
         for share, brush in ((self._used + self._draft, pale), (self._used, colour)):
             width = self.width() * min(1.0, share / self._total)
             painter.setBrush(brush)
-            painter.drawRoundedRect(QRectF(0, bar.top(), max(width, 6 if share else 0), 6), 3, 3)
+            painter.drawRoundedRect(
+                QRectF(0, bar.top(), max(width, _BAR if share else 0), _BAR), _BAR / 2, _BAR / 2
+            )
 
 
 class _SendButton(QToolButton):
@@ -210,8 +233,6 @@ class Composer(QFrame):
         self._prompts = IconButton(theme, "prompts", self.tr("Saved prompts (/)"), self.prompts_wanted.emit)
         self._send = _SendButton()
         self._send.setProperty("kind", "send")
-        self._send.setFixedSize(32, 32)
-        self._send.setIconSize(QSize(18, 18))
         self._send.clicked.connect(self._on_send_clicked)
         theme.changed.connect(self._refresh)
         self._hint = label(self.tr("Enter sends · Shift+Enter for a new line"), "small")
@@ -442,7 +463,7 @@ class Composer(QFrame):
                 if item.data
                 else self.tr("~{n} tokens").format(n=number(estimate_tokens(item.text)))
             )
-            text = label(f"{item.name} · {size}", "small")
+            text = label(f"\u200e{item.name} · {size}", "small")  # the size stays behind a name from right to left
             text.setToolTip(item.text[:2000])
             remove = IconButton(
                 self._theme, "close", self.tr("Remove {name}").format(name=item.name), self._remover(item), size=12
@@ -495,6 +516,9 @@ class Composer(QFrame):
         self.style().polish(self)
 
     def _refresh(self) -> None:
+        side = self._theme.tokens.scaled(_SEND)
+        self._send.setFixedSize(side, side)
+        self._send.setIconSize(QSize(side, side) * 9 / 16)
         words = self.tr("Stop (Esc)") if self._busy else self.tr("Send")
         if self._queues:
             hint = self.tr("Enter sends · Shift+Enter for a new line")

@@ -525,8 +525,8 @@ class ContextWatch(QObject):
 
     def _warn(self, used: int, level: str, *, alone: bool) -> None:
         here = (*self._branch(), level)
-        if self._warned == here:
-            return
+        if self._warned == here or (self._banner.isVisible() and self._banner.tone == "bad"):
+            return  # a reported error stays until it is closed
         self._warned = here
         draft, total = number(self._composer.draft_tokens()), number(self.n_ctx())
         if alone:

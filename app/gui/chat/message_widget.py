@@ -136,6 +136,7 @@ class MessageWidget(ColumnItem):
         """Set the model's name when it becomes known later."""
         if self.message.role == "assistant":
             self._title.setText(title)
+            self._title.setHidden(not title)
 
     def fit(self, width: int) -> int:
         """Lay out for this width. Returns the height."""
@@ -281,6 +282,7 @@ class MessageWidget(ColumnItem):
         message = self.message
         self._title = label(title, "small")
         self._column.addWidget(self._title)
+        self._title.setHidden(not title)  # imported answers name no model
         self._reasoning_layout = QVBoxLayout()
         self._column.addLayout(self._reasoning_layout)
         if message.reasoning:
@@ -316,7 +318,8 @@ class MessageWidget(ColumnItem):
             actions.addStretch(1)
         elif facts:
             actions.addSpacing(self._theme.tokens.unit)
-            actions.addWidget(label(" · ".join(facts), "small", wrap=True), 1)
+            shown = " · ".join(facts).replace(" %", "\u00a0%")  # a number and its unit stay together
+            actions.addWidget(label(shown, "small", wrap=True), 1)
         else:
             actions.addStretch(1)
         self._column.addLayout(actions)
@@ -351,10 +354,10 @@ class MessageWidget(ColumnItem):
                 ]
         elif message.facts.pictures_sent and message.facts.error_code != "unreachable":
             remedies.append(("without_pictures", self.tr("Answer without the images")))
-        buttons = row(1)
+        buttons = Flow()
         for remedy, text in remedies:
-            buttons.addWidget(button(text, partial(self.fixed.emit, message.id, remedy)))
-        column.addLayout(buttons)
+            buttons.add(button(text, partial(self.fixed.emit, message.id, remedy)))
+        column.addWidget(buttons)
         frame.setLayout(column)
         self._column.addWidget(frame)
 

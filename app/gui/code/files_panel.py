@@ -12,7 +12,8 @@ from app.gui.code.source_view import NEXT, PREVIOUS, Selected, SourceText, Sourc
 from app.gui.reasons import error_message
 from app.gui.shortcuts import native_keys
 from app.gui.theme import Theme
-from app.gui.widgets.basics import ElidedLabel, IconButton, button, holding, label, row, stack
+from app.gui.widgets.basics import ElidedLabel, IconButton, button, label, row, stack
+from app.gui.widgets.flow import Flow
 from app.gui.widgets.splitter import saved_splitter
 
 _TREE, _SOURCE = 180, 520  # default widths in pixels
@@ -58,18 +59,15 @@ class FilesPanel(QWidget):
         self.count = label("", "strong", wrap=True)
         previous = self.tr("Previous edit ({keys})").format(keys=native_keys(PREVIOUS))
         following = self.tr("Next edit ({keys})").format(keys=native_keys(NEXT))
-        self.edits = holding(
-            row(
-                self.count,
-                1,
-                IconButton(services.theme, "up", previous, lambda: self.source.step(-1), steps=True),
-                IconButton(services.theme, "down", following, lambda: self.source.step(1), steps=True),
-                button(self.tr("Reject all"), lambda: self.source.rejected.emit(list(self.source.hunks))),
-                button(
-                    self.tr("Accept all"), lambda: self.source.accepted.emit(list(self.source.hunks)), "primary"
-                ),
-            )
-        )
+        self.edits = Flow()
+        for widget in (
+            self.count,
+            IconButton(services.theme, "up", previous, lambda: self.source.step(-1), steps=True),
+            IconButton(services.theme, "down", following, lambda: self.source.step(1), steps=True),
+            button(self.tr("Reject all"), lambda: self.source.rejected.emit(list(self.source.hunks))),
+            button(self.tr("Accept all"), lambda: self.source.accepted.emit(list(self.source.hunks)), "primary"),
+        ):
+            self.edits.add(widget)
         self.edits.hide()
         column = stack(head, self.hint, self.edits, spacing=8, margins=(8, 0, 0, 0))
         column.addWidget(self.source, 1)
@@ -166,7 +164,7 @@ _PATH = Qt.ItemDataRole.UserRole
 _FILLED = Qt.ItemDataRole.UserRole + 1
 _CHANGED, _PENDING = "M", "●"
 _SIGN_COLOURS = {_CHANGED: "warn", _PENDING: "accent"}
-_ICON, _INDENT = 16, 14  # pixels
+_ICON, _INDENT, _NARROWEST = 16, 14, 112  # pixels at the normal text size
 _TEXTS = frozenset({".md", ".rst", ".txt", ".toml", ".yaml", ".yml", ".json", ".ini", ".cfg", ".csv"})
 _OTHERS = frozenset({".png", ".jpg", ".jpeg", ".svg", ".gif", ".webp", ".pdf", ".zip", ".gguf", ".woff2", ".ttf"})
 
@@ -188,10 +186,8 @@ class FileTree(QTreeWidget):
         self.header().setStretchLastSection(False)
         self.header().setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
         self.header().setSectionResizeMode(1, QHeaderView.ResizeMode.ResizeToContents)
-        self.header().setMinimumSectionSize(_ICON)
         self.setUniformRowHeights(True)
-        self.setIconSize(QSize(_ICON, _ICON))
-        self.setIndentation(_INDENT)
+        self._fit_icons()
         theme.changed.connect(self._paint_icons)
         self.setAccessibleName(self.tr("Files of the project"))
         self.itemExpanded.connect(self._fill)
@@ -264,8 +260,19 @@ class FileTree(QTreeWidget):
             return "file-text"
         return "file" if not suffix or suffix in _OTHERS else "file-code"
 
+    def _fit_icons(self) -> None:
+        """Give the icons and the indentation the size of the text."""
+        side = self._theme.tokens.scaled(_ICON)
+        self.header().setMinimumSectionSize(side)
+        self.setIconSize(QSize(side, side))
+        self.setIndentation(self._theme.tokens.scaled(_INDENT))
+        self.setMinimumWidth(
+            self._theme.tokens.scaled(_NARROWEST)
+        )  # otherwise the names go first in a small window
+
     def _paint_icons(self) -> None:
         """Repaint all icons in the current theme."""
+        self._fit_icons()
         for item in self._items():
             self._paint(item)
 

@@ -38,7 +38,18 @@ from app.gui.code.source_view import Selected
 from app.gui.code.terminal_panel import TerminalPanel
 from app.gui.code.transcript import Transcript
 from app.gui.reasons import error_message
-from app.gui.widgets.basics import Banner, EmptyState, IconButton, button, holding, label, row, rule, stack
+from app.gui.widgets.basics import (
+    Banner,
+    ElidedLabel,
+    EmptyState,
+    IconButton,
+    button,
+    holding,
+    label,
+    row,
+    rule,
+    stack,
+)
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import ComboBox, ConsentCard, Menu, entries_of
 from app.gui.widgets.splitter import saved_splitter
@@ -63,7 +74,7 @@ class CodePage(QWidget):
         self._hinted = True
         self._chosen_session = ""  # the earlier session that is read or being loaded
         self.banner = Banner(services.theme)
-        self.folder = label(self.tr("No folder is open"), "muted")
+        self.folder = ElidedLabel(self.tr("No folder is open"), "muted")
         self.model = ComboBox(self.tr("Model"))
         self.model.setMinimumWidth(200)
         self.transcript = Transcript(services.theme)
@@ -120,15 +131,14 @@ class CodePage(QWidget):
         self.controller.recent.refresh(self._reopen if reopen else None)
 
     def _build(self) -> None:
+        controls = Flow()
+        for widget in (self.new_session, self.steps, self.commit, self.model):
+            controls.add(widget)
         top = row(
             row(button(self.tr("Open folder"), self._choose_folder), self.recent, spacing=0),
             self.folder,
-            1,
-            self.new_session,
-            self.steps,
-            self.commit,
-            self.model,
-            spacing=8,
+            controls,
+            grow=1,
             margins=(16, 12, 16, 4),
         )
         tasks = Flow(spacing=6)
@@ -428,12 +438,14 @@ class CodePage(QWidget):
             self.used.setText("")
             return
         for item in context.items:
-            chip = button(f"{item.title.split(',')[0]} · {item.num_tokens} ✕", self._dropper(item.key), "quiet")
+            tokens = self.tr("{n} tokens").format(n=formatted.whole(item.num_tokens))
+            chip = button(f"{item.title.split(',')[0]} · {tokens} ✕", self._dropper(item.key), "quiet")
             chip.setToolTip(f"{item.title}\n{item.reason}\n{self.tr('Press to ask again without it')}")
             chip.setAccessibleName(self.tr("Skip %1").replace("%1", item.title))
             self.chips.add(chip)
-        words = self.tr("About %1 of %2 tokens.")
-        words = words.replace("%1", str(context.used_tokens)).replace("%2", str(context.budget_tokens))
+        words = self.tr("About {used} of {budget} tokens.").format(
+            used=formatted.whole(context.used_tokens), budget=formatted.whole(context.budget_tokens)
+        )
         omissions = [f"{each.what}: {each.reason}" for each in context.left_out if each.what.startswith("@")]
         self.used.setText(" ".join([words, *omissions]))
 

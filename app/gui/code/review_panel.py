@@ -24,6 +24,7 @@ from app.gui.app_context import AppContext
 from app.gui.code.coloured import Coloured, coloured_lines, language_of, write_line
 from app.gui.theme import Theme
 from app.gui.widgets.basics import button, label, row, stack
+from app.gui.widgets.flow import Flow
 
 _ID = Qt.ItemDataRole.UserRole
 
@@ -56,7 +57,11 @@ class ReviewPanel(QWidget):
         split.setStretchFactor(1, 3)
         self.in_file = button(self.tr("Show in the file"), self._show_in_file)
         self.in_file.setEnabled(False)
-        column = stack(row(self.heading, 1, self.in_file, self.undo, self.apply), margins=(8, 8, 8, 8))
+        actions = Flow()
+        for control in (self.in_file, self.undo, self.apply):
+            actions.add(control)
+        self.heading.setWordWrap(True)
+        column = stack(row(self.heading, actions, grow=0), margins=(8, 8, 8, 8))
         column.addWidget(split, 1)
         self.setLayout(column)
 
@@ -91,8 +96,10 @@ class ReviewPanel(QWidget):
             applied = outcome if isinstance(outcome, Applied) else outcome.offer
             if applied is not None:
                 note = "" if applied.match == "exact" else self.tr(" (differs in %1)").replace("%1", applied.match)
-                lines = str(applied.first) if applied.last <= applied.first else f"{applied.first}–{applied.last}"
-                item = self._item(f"{file.path}{file_change(applied.hunk)}  {lines}{note}", hunk_id)
+                one = applied.last <= applied.first
+                lines = self.tr("line {first}") if one else self.tr("lines {first} to {last}")
+                lines = lines.format(first=applied.first, last=applied.last)
+                item = self._item(f"{file.path}{file_change(applied.hunk)} · {lines}{note}", hunk_id)
                 item.setFlags(item.flags() | Qt.ItemFlag.ItemIsUserCheckable)
                 is_chosen = hunk_id in proposal.applicable and outcome.hunk not in unchecked
                 item.setCheckState(Qt.CheckState.Checked if is_chosen else Qt.CheckState.Unchecked)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import Literal
 
 from PySide6.QtCore import QRect, Qt, Signal, SignalInstance
@@ -24,10 +25,11 @@ _TINT = 48  # of 255
 class SourceLine:
     """A line of the view. `number` is its line in the file, 0 if the file does not have it.
 
-    An "old" line goes or is gone, a "new" one comes or has come; `hunk` is the place of its edit, else -1.
+    An "old" line goes or is gone, a "new" one comes or has come; `hunk` is the place of its edit, else -1. A "head"
+    is the empty line above an edit, which has its buttons.
     """
 
-    kind: Literal["same", "old", "new"]
+    kind: Literal["same", "old", "new", "head"]
     number: int
     coloured: Coloured
     hunk: int = -1
@@ -61,6 +63,8 @@ def source_text(path: str, text: str, hunks: Sequence[InlineHunk] = ()) -> Sourc
         here = [(number + 1, coloured[number]) for number in range(first - 1, region.last)]
         there = [(0, line) for line in coloured_lines("\n".join(region.other), language)] if region.other else []
         old, new = (there, here) if hunks[place].is_written else (here, there)
+        if region == hunks[place].regions[0]:
+            shown.append(SourceLine("head", 0, (), place))
         shown += [SourceLine("old", number, line, place) for number, line in old]
         shown += [SourceLine("new", number, line, place) for number, line in new]
         done = region.last
@@ -212,20 +216,31 @@ class SourceView(QPlainTextEdit):
         )
         cursor = QTextCursor(self.document())
         cursor.beginEditBlock()
+        self._bars = [self._bar(place, hunk) for place, hunk in enumerate(self._source.hunks)]
         for place, line in enumerate(self._source.shown):
             if place:
-                cursor.insertBlock(QTextBlockFormat())
-            write_line(cursor, self._theme, f"{line.number or '':>{width}}{marks[line.kind]}", line.coloured)
+                cursor.insertBlock(QTextBlockFormat(), QTextCharFormat())
+            if line.kind == "head":
+                cursor.setBlockCharFormat(self._head_format(self._bars[line.hunk].sizeHint().height()))
+            else:
+                write_line(cursor, self._theme, f"{line.number or '':>{width}}{marks[line.kind]}", line.coloured)
         cursor.endEditBlock()
         self.setExtraSelections(self._backgrounds())
         self.moveCursor(QTextCursor.MoveOperation.Start)
-        self._bars = [self._bar(place, hunk) for place, hunk in enumerate(self._source.hunks)]
         self._place_bars()
+
+    def _head_format(self, height: int) -> QTextCharFormat:
+        """A format whose lines are this high, in pixels: the view has no other way to leave space above a line."""
+        font = self.font()
+        font.setPixelSize(ceil(font.pixelSize() * height / self.fontMetrics().height()))
+        result = QTextCharFormat()
+        result.setFont(font)
+        return result
 
     def _backgrounds(self) -> list[QTextEdit.ExtraSelection]:
         selections = []
         for place, line in enumerate(self._source.shown if self._source else ()):
-            if line.kind != "same":
+            if line.kind in {"old", "new"}:
                 colour = self._theme.tokens.colour("bad" if line.kind == "old" else "ok")
                 colour.setAlpha(_TINT)
                 selection = QTextEdit.ExtraSelection()
@@ -257,7 +272,7 @@ class SourceView(QPlainTextEdit):
         self._place_bars()
 
     def _place_bars(self, *_: QRect | int) -> None:
-        """Place the buttons of each edit on its first visible line."""
+        """Place the buttons of each edit above it, or on its first visible line."""
         if not self._bars or self._source is None:
             return
         spans: dict[int, list[int]] = {}

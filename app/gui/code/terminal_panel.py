@@ -13,6 +13,7 @@ from PySide6.QtWidgets import QPlainTextEdit, QWidget
 from app.gui import formatted
 from app.gui.theme import Theme
 from app.gui.widgets.basics import ElidedLabel, button, label, row, stack
+from app.gui.widgets.flow import Flow
 
 MAX_CHARS = 400_000
 _MAX_LINE_CHARS = 20_000
@@ -138,7 +139,7 @@ class TerminalPanel(QWidget):
         self._started_at: float | None = None
         self._returned = False  # the next text writes over the line
         self.command = ElidedLabel(self.tr("No command has run yet"), "strong")
-        self.state = label("", "small")
+        self.state = label("", "small", wrap=True)
         self.stop = button(self.tr("Stop the command"), self.stop_pressed.emit)
         self.stop.setEnabled(False)
         self.cut = label(
@@ -156,7 +157,10 @@ class TerminalPanel(QWidget):
         theme.changed.connect(self._repaint)
         self._timer = QTimer(self, interval=_TICK_MS)
         self._timer.timeout.connect(self._show_time)
-        head = row(self.command, self.state, self.stop, grow=0)
+        facts = Flow()
+        for widget in (self.state, self.stop):
+            facts.add(widget)
+        head = row(self.command, facts, grow=0)
         column = stack(head, self.cut, margins=(8, 8, 8, 8))
         column.addWidget(self.output, 1)
         self.setLayout(column)

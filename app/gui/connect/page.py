@@ -28,7 +28,7 @@ from engine.services import EngineFacade as EngineServices
 T = TypeVar("T")
 _COPIED_MS = 1500
 _TEXT_HEIGHT = 180  # pixels
-_GLYPH = 20  # icon size in pixels; its background is twice as large
+_GLYPH = 20  # icon size in pixels at the normal text size; its background is twice as large
 
 
 class ConnectPage(Page):
@@ -97,18 +97,19 @@ class ConnectPage(Page):
             head.add(part)
         text = stack(head, label(hint, "small", wrap=True), spacing=4)
         line = row(self._glyph(name), text, remove, connect, spacing=12, grow=1)
-        return card(line, margin=12)
+        return card(line)
 
     def _glyph(self, name: str) -> QLabel:
         """A neutral icon to recognize a program. It is not the vendor's logo."""
         theme, glyph = self._services.theme, label("", "glyph")
 
         def paint() -> None:
-            glyph.setPixmap(theme.icon(f"client-{name.replace('.', '-')}", "muted").pixmap(_GLYPH, _GLYPH))
+            side = min(theme.tokens.scaled(_GLYPH), round(1.5 * _GLYPH))
+            glyph.setPixmap(theme.icon(f"client-{name.replace('.', '-')}", "muted").pixmap(side, side))
+            glyph.setFixedSize(2 * side, 2 * side)
 
         paint()
         theme.changed.connect(paint)
-        glyph.setFixedSize(2 * _GLYPH, 2 * _GLYPH)
         glyph.setAlignment(Qt.AlignmentFlag.AlignCenter)
         return glyph
 

@@ -1,5 +1,6 @@
 """Converts the server's device and ledger responses to texts for the page. No widgets here."""
 
+import re
 from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import QCoreApplication
@@ -16,6 +17,7 @@ BACKENDS = {
     "rpc": "Other computers (RPC)",
     "tiles": "Tessera's CPU kernels for prompts",
 }
+_TRADE_MARK = re.compile(r"\((?:R|TM|C)\)", re.IGNORECASE)
 _GPU_KINDS = frozenset({"igpu", "dgpu"})
 _RUNS_NOTHING_ALONE = {"tiles"}  # computes parts of what another backend runs
 _PRODUCTS = {
@@ -41,7 +43,7 @@ def summary(machine: Machine) -> str:
     best, total = _best(machine)
     if not total:
         return tr("The hardware of this computer has not been checked yet.")
-    name = (best.name if best else "") or tr("This computer")
+    name = (device_name(best) if best else "") or tr("This computer")
     return tr("{name}, {memory} for models: up to about {n} parameters at 4 bits.").format(
         name=name, memory=formatted.size(total), n=formatted.count(_parameters(total))
     )
@@ -57,10 +59,15 @@ def plain_summary(machine: Machine) -> str:
     fits = words.format(n=formatted.whole(billions))
     unused = next((d for d in machine.devices if d.kind in _GPU_KINDS and d.state != "usable"), None)
     if best is not None and best.kind in _GPU_KINDS and best.state == "usable":
-        return f"{fits}\n{tr('They run on {name}.').format(name=best.name)}"
+        return f"{fits}\n{tr('They run on {name}.').format(name=device_name(best))}"
     if unused is not None:
-        return f"{fits}\n{tr('{name} is not used; the page System says why.').format(name=unused.name)}"
+        return f"{fits}\n{tr('{name} is not used; the page System says why.').format(name=device_name(unused))}"
     return f"{fits}\n{tr('They run on its processor.')}"
+
+
+def device_name(device: Device) -> str:
+    """The device's name without the signs of trade marks, which drivers write as letters in parentheses."""
+    return _TRADE_MARK.sub("", device.name)
 
 
 def _best(machine: Machine) -> tuple[Device | None, int]:
@@ -87,9 +94,9 @@ def _gpu_line(device: Device) -> str:
     usable = [run.backend for run in device.runtimes if run.state == "usable"]
     kernels = list(dict.fromkeys(_PRODUCTS[name] for name in usable if name in _PRODUCTS))
     if kernels:
-        return tr("{name} runs models with {kernels}.").format(name=device.name, kernels=", ".join(kernels))
+        return tr("{name} runs models with {kernels}.").format(name=device_name(device), kernels=", ".join(kernels))
     reason = tr(device.reason) if device.reason else tr("no backend is known for it")
-    words = tr("{name} is not used: {reason}.").format(name=device.name, reason=reason.rstrip("."))
+    words = tr("{name} is not used: {reason}.").format(name=device_name(device), reason=reason.rstrip("."))
     return formatted.without_ticks(f"{words} {tr(device.fix_hint)}" if device.fix_hint else words)
 
 

@@ -12,7 +12,16 @@ from app.client import ApiError
 from app.format import setting
 from app.gui import formatted
 from app.gui.app_context import AppContext
-from app.gui.devices.facts import KINDS, backend_words, device_facts, gpu_words, live_facts, pool_shares, summary
+from app.gui.devices.facts import (
+    KINDS,
+    backend_words,
+    device_facts,
+    device_name,
+    gpu_words,
+    live_facts,
+    pool_shares,
+    summary,
+)
 from app.gui.devices.power_card import PowerCard
 from app.gui.jobs import Jobs
 from app.gui.reasons import error_message, translated
@@ -60,7 +69,7 @@ class DevicesPage(Page):
         self.banner = Banner(services.theme, self)
         again = button(self.tr("Refresh"), self.refresh)
         self.header.addWidget(again, 0, Qt.AlignmentFlag.AlignTop)
-        self._memory_title = label(self.tr("Memory"), "strong")
+        self._memory_title = label(self.tr("Memory in use"), "strong")
         self._memory = card(spacing=16)
         self._memory.hide()
         self._memory_title.hide()
@@ -133,7 +142,7 @@ class DevicesPage(Page):
 
     def _device_card(self, device: Device) -> QFrame:
         kind = self.tr(KINDS[device.kind])
-        rows = self._state_rows(device.name or kind, device)
+        rows = self._state_rows(device_name(device) or kind, device)
         device_card = card(label(kind, "small"), rows, spacing=4)
         facts = device_facts(device)
         if facts:
@@ -142,7 +151,7 @@ class DevicesPage(Page):
             now, bar = label("", "small"), QProgressBar()
             bar.setRange(0, 100)
             bar.setFixedWidth(160)
-            bar.setAccessibleName(self.tr("Use of {name}").format(name=device.name or kind))
+            bar.setAccessibleName(self.tr("Use of {name}").format(name=device_name(device) or kind))
             bar.hide()
             rows.addLayout(row(bar, now, 1, spacing=12))
             self._live[device.id] = (now, bar)

@@ -4,12 +4,12 @@ from typing import get_args
 
 from PySide6.QtCore import QCoreApplication
 from PySide6.QtGui import QDoubleValidator
-from PySide6.QtWidgets import QFrame, QLineEdit, QWidget
+from PySide6.QtWidgets import QFrame, QLineEdit
 
 from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.reasons import translated
-from app.gui.widgets.basics import Banner, button, label, line_field, row, stack
+from app.gui.widgets.basics import Banner, button, holding, label, line_field, row, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import ComboBox
 from engine.api.machine import Mode, PowerLimits, PowerState
@@ -37,15 +37,12 @@ class PowerCard(QFrame):
         self.battery = self._number(self.tr("Battery budget"), 0.1, 100)
         self.use = button(self.tr("Apply"), self._apply, "primary")
         fields = Flow(spacing=24)
-        for layout in (
-            row(label(self.tr("Mode")), self.mode, spacing=8),
-            row(label(self.tr("At most")), self.cap, label(self.tr("watts")), spacing=8),
-            row(label(self.tr("Spend at most")), self.battery, label(self.tr("% of the battery")), spacing=8),
-        ):
-            holder = QWidget()
-            layout.setContentsMargins(0, 0, 0, 0)
-            holder.setLayout(layout)
-            fields.add(holder)
+        self._watts = holding(row(label(self.tr("At most")), self.cap, label(self.tr("watts"))))
+        self._percent = holding(
+            row(label(self.tr("Spend at most")), self.battery, label(self.tr("% of the battery")))
+        )
+        for part in (holding(row(label(self.tr("Mode")), self.mode)), self._watts, self._percent):
+            fields.add(part)
         self.setLayout(
             stack(fields, self._now, self._notes, row(1, self.use), spacing=12, margins=(16, 16, 16, 16))
         )
@@ -58,6 +55,10 @@ class PowerCard(QFrame):
             self.mode.setCurrentIndex(max(self.mode.findData(state.limits.mode), 0))
             for field, value in ((self.cap, state.limits.cap_w), (self.battery, state.limits.battery_percent)):
                 field.setText("" if value is None else field.locale().toString(value, "g", 6))
+        # A limit that cannot be measured is offered only if it was set by another program.
+        self._watts.setVisible(state.measured or state.limits.cap_w is not None)
+        has_battery = state.battery_percent is not None or state.limits.battery_percent is not None
+        self._percent.setVisible(has_battery)
         self._now.setText(_now(state))
         self._notes.setText("\n".join(map(translated, state.notes)))
         self._notes.setVisible(bool(state.notes))

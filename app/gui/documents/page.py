@@ -114,7 +114,7 @@ class DocumentsPage(Page):
         if any(map(_lacks_meaning, collections)):
             name = self.tr("Download a model for search by meaning")
             text = self.tr("Find passages by meaning too, with the small model all-MiniLM-L6-v2 (about 24 MiB).")
-            self._cards.addWidget(card(self._offer(_FINDS_BY_MEANING, text, name)))
+            self._cards.addWidget(card(self._offer(_FINDS_BY_MEANING, text, name), kind="note"))
         elif not ranks and any(map(_may_be_ordered, collections)):
             self._cards.addWidget(self._reranker_card())
 
@@ -130,6 +130,7 @@ class DocumentsPage(Page):
             label(why, "small", wrap=True),
             self._offer(_ORDERS, small, name.format(model=_ORDERS)),
             self._offer(_ORDERS_ALL, large.format(model=_ORDERS_ALL), name.format(model=_ORDERS_ALL)),
+            kind="note",
         )
 
     def _offer(self, model: str, text: str, name: str) -> QHBoxLayout:

@@ -67,7 +67,12 @@ def colour_name(kind: "_TokenType") -> str | None:
 def spans(code: str, language: str) -> Iterator[tuple[str, str | None]]:
     """Yield (text, colour name) spans of the code, in order. Together the texts are the code."""
     run, run_colour = "", None
-    for kind, text in lexer(language).get_tokens(code):
+    # Some lexers, such as those of diffs and logs, recognize a line only by its line feed.
+    added = not code.endswith("\n")
+    tokens = list(lexer(language).get_tokens(f"{code}\n" if added else code))
+    if added and tokens and tokens[-1][1].endswith("\n"):
+        tokens[-1] = (tokens[-1][0], tokens[-1][1][:-1])
+    for kind, text in tokens:
         colour = colour_name(kind)
         if colour == run_colour or text.isspace():
             run += text

@@ -371,7 +371,7 @@ class FitPage(Page):
             lines.append(self.tr("KV cache type {k}").format(k=types))
         if plan.decode_cost:
             speed = formatted.decimal(1 / plan.decode_cost, 2)
-            lines.append(self.tr("{n} x the speed of a 4-bit file").format(n=speed))
+            lines.append(self.tr("{n} times the speed of a 4-bit file").format(n=speed))
         if forecast.seconds:
             is_timed = not forecast.gpu_untimed
             text = self.tr("Takes about {time}") if is_timed else self.tr("Takes about {time} without the GPU")

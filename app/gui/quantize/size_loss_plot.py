@@ -32,6 +32,8 @@ class FrontierPlot(Chart):
         self.addItem(self._stock)
         self._here = pyqtgraph.InfiniteLine(angle=90, movable=False)
         self.addItem(self._here)
+        self._leaders = pyqtgraph.PlotCurveItem(connect="pairs")  # from names to their points
+        self.addItem(self._leaders)
         self._labels: list[pyqtgraph.TextItem] = []
         self._points: list[tuple[float, float]] = []
         self._settle = QTimer(self, singleShot=True)
@@ -88,6 +90,7 @@ class FrontierPlot(Chart):
             item = pyqtgraph.TextItem(row.name, color=self._theme.tokens.colour("muted"), anchor=(0, 1))
             item.setZValue(2)
             item.setFont(self._theme.font("small"))
+            item.textItem.document().setDocumentMargin(1)  # otherwise a name starts far from its point
             item.setPos(row.file_bytes / _MIB, log10(row.damage or 1))
             self.addItem(item)
             self._labels.append(item)
@@ -111,6 +114,7 @@ class FrontierPlot(Chart):
         whole = box.sceneBoundingRect()
         boxes.append(Box(line - 1, whole.top(), 2, whole.height()))  # keep names off the dashed line
         boxes += around(Box(whole.left(), whole.top(), whole.width(), whole.height()))  # keep names inside the plot
+        ends: list[QPointF] = []
         for item in self._labels:
             at = box.mapViewToScene(item.pos())
             size = item.boundingRect()
@@ -119,6 +123,13 @@ class FrontierPlot(Chart):
             if spot is not None:
                 boxes.append(spot)
                 item.setAnchor(((at.x() - spot.left) / spot.width, (at.y() - spot.top) / spot.height))
+                near = QPointF(
+                    min(max(at.x(), spot.left), spot.left + spot.width),
+                    min(max(at.y(), spot.top), spot.top + spot.height),
+                )
+                if hypot(near.x() - at.x(), near.y() - at.y()) > 2 * _DISTANCES[0]:
+                    ends += [item.pos(), box.mapSceneToView(near)]
+        self._leaders.setData([end.x() for end in ends], [end.y() for end in ends])
 
     def _recolour(self) -> None:
         tokens = self._theme.tokens
@@ -128,6 +139,7 @@ class FrontierPlot(Chart):
         self._ours.setSymbolPen(None)
         self._stock.setBrush(tokens.stock)
         self._stock.setPen(None)
+        self._leaders.setPen(pyqtgraph.mkPen(tokens.colour("muted"), width=1))
         self._here.setPen(pyqtgraph.mkPen(tokens.colour("muted"), width=1, style=Qt.PenStyle.DashLine))
         for _, name in self.legend.items:  # the legend does not update its colours itself
             name.setText(name.text, color=tokens.colour("text"), size=f"{tokens.small}px")

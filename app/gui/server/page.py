@@ -140,9 +140,10 @@ class ServerPage(Page):
         self._copy = IconButton(theme, "copy", self.tr("Copy the address"), self._copy_address)
         self.switch = button("", self._toggle)
         self._where = label("", "small", wrap=True)
-        self.content.addWidget(
-            card(row(self.state, self.address, self._copy, 1, self.switch), self._where, spacing=12)
-        )
+        where = Flow()
+        for widget in (self.state, self.address, self._copy):
+            where.add(widget)
+        self.content.addWidget(card(row(where, self.switch, grow=0), self._where, spacing=12))
         self._build_snippets()
         self._build_activity()
         self.keys = KeysCard(services, self.banner)

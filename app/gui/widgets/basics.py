@@ -38,12 +38,12 @@ from PySide6.QtWidgets import (
 from shiboken6 import isValid
 
 from app.gui.animations import appear
+from app.gui.formatted import without_overrides
 from app.gui.theme import Theme
 
 # The page grid: maximum column width, margin, and the space reserved for a scroll bar.
 PAGE_WIDTH, PAGE_MARGIN, SCROLL_BAR = 960, 32, 12
 
-_SMALL = 12  # pixels of small text at the normal text size
 _RELEASED_MS = 20  # interval for checking whether the mouse button was released
 _EMPTY_WIDTH = 440  # maximum line width of an empty page
 _TOAST_WIDTH = 46  # maximum width of a toast in letters of body text
@@ -56,7 +56,7 @@ def label(
     text: str = "", kind: LabelKind = "", *, wrap: bool = False, selectable: bool = False, tip: str = ""
 ) -> QLabel:
     """A plain-text label. Markup in the text is not interpreted."""
-    result = QLabel(text, textFormat=Qt.TextFormat.PlainText)
+    result = QLabel(without_overrides(text), textFormat=Qt.TextFormat.PlainText)
     result.setProperty("kind", kind)
     result.setWordWrap(wrap)
     result.setToolTip(tip)
@@ -159,7 +159,7 @@ class IconButton(QToolButton):
     _quiet = False
 
     def _refresh(self) -> None:
-        side = round(self._size * self._theme.tokens.small / _SMALL)  # follows the text size
+        side = self._theme.tokens.scaled(self._size)
         self.setIconSize(QSize(side, side))
         hidden = self._quiet and not self.hasFocus()
         self.setIcon(QIcon() if hidden else self._theme.icon(self._icon, self._colour))
@@ -288,6 +288,27 @@ def scrolled(column: QLayout, name: str) -> QScrollArea:
     return area
 
 
+class _Subtitle(QLabel):
+    """The text below the title. It has the height of its wrapped lines, which the header layout does not grant."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, textFormat=Qt.TextFormat.PlainText, wordWrap=True)
+        self.setProperty("kind", "muted")
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Follow the width."""
+        super().resizeEvent(event)
+        self._fit()
+
+    def setText(self, text: str) -> None:
+        """Show another text in as many lines as it needs."""
+        super().setText(text)
+        self._fit()
+
+    def _fit(self) -> None:
+        self.setMinimumHeight(max(0, self.heightForWidth(self.width())))
+
+
 class Page(QScrollArea):
     """A scrolling page with a title and a content column."""
 
@@ -302,7 +323,7 @@ class Page(QScrollArea):
         column = QWidget(maximumWidth=width)
         column.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         self.title = label(title, "title")
-        self.subtitle = label(subtitle, "muted", wrap=True)
+        self.subtitle = _Subtitle(subtitle)
         if not subtitle:  # showing a label that has no parent yet would open a window
             self.subtitle.hide()
         self.header = QHBoxLayout()
@@ -372,20 +393,15 @@ class Page(QScrollArea):
         """Set the text below the title."""
         self.subtitle.setText(text)
         self.subtitle.setVisible(bool(text))
-        self._fit_subtitle()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Set the subtitle's height for its wrapped lines, which the header layout does not do."""
+        """Remember where the widgets are."""
         super().resizeEvent(event)
-        self._fit_subtitle()
         self._note_places()
-
-    def _fit_subtitle(self) -> None:
-        self.subtitle.setMinimumHeight(max(0, self.subtitle.heightForWidth(self.subtitle.width())))
 
     def add_section(self, title: str, *items: QWidget | QLayout) -> None:
         """Add a heading with items at the end of the page."""
-        self.content.addLayout(stack(label(title, "strong"), *items, spacing=8))
+        self.content.addLayout(stack(label(title, "strong", wrap=True), *items, spacing=8))
 
 
 class Banner(QFrame):
@@ -395,6 +411,7 @@ class Banner(QFrame):
     """
 
     toast_ms = 10_000  # how long such a toast stays while the window is active
+    tone: Tone = "info"
 
     def __init__(self, theme: Theme, over: QWidget | None = None, *, at_top: bool = False) -> None:
         """`over`: the widget that it floats over, at its bottom or its top."""
@@ -432,6 +449,7 @@ class Banner(QFrame):
         if is_new:
             self._before = QApplication.focusWidget()
         self._text.setText(text)
+        self.tone = tone
         set_kind(self, f"banner-{tone}" if self._over is None else f"toast-{tone}")
         self.setAccessibleName(text)
         self._place()
@@ -560,7 +578,7 @@ class ElidedLabel(QLabel):
     """A label that is elided if too long. The full text stays available as tooltip and to screen readers."""
 
     def __init__(self, text: str = "", kind: LabelKind = "") -> None:
-        super().__init__(text)
+        super().__init__(without_overrides(text))
         self.setTextFormat(Qt.TextFormat.PlainText)
         self.setProperty("kind", kind)
 

@@ -1,18 +1,26 @@
 """The common chart style: smooth lines, muted axes, and a tooltip with a point's value."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import ceil, log10
 from typing import Any
 
 import pyqtgraph
-from PySide6.QtCore import QEvent, QPointF, Qt
-from PySide6.QtGui import QColor, QHelpEvent
-from PySide6.QtWidgets import QLabel, QToolTip, QWidget
+from pyqtgraph.graphicsItems.ScatterPlotItem import Symbols
+from PySide6.QtCore import QEvent, QPointF, QRectF, Qt
+from PySide6.QtGui import QColor, QHelpEvent, QPaintEvent, QPen
+from PySide6.QtWidgets import QToolTip, QWidget
 
 from app.gui import formatted
 from app.gui.theme import Theme
-from app.gui.widgets.basics import label, row
+from app.gui.widgets.basics import holding, label, row
 from app.gui.widgets.flow import Flow
+from app.gui.widgets.swatch import shape_painter
 
 _DECIMALS_BELOW = 100
+_KEY_WIDTH, _KEY_HEIGHT = 20, 12  # of a line in the legend
+_SIGN = 8  # side of a point's sign in the legend
 _NEAR = 24  # maximum distance in pixels from a point for its tooltip
 
 
@@ -31,6 +39,9 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
             widget.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # there is nothing to do in it by keyboard
         self.setAccessibleName(name)
         self.getPlotItem().setContentsMargins(0, 8, 8, 4)
+        for side in ("left", "bottom"):
+            axis = self.getPlotItem().getAxis(side)
+            axis.tickStrings = partial(_tick_words, axis)
         self.restyle()
         theme.changed.connect(self.restyle)
 
@@ -96,18 +107,59 @@ class ChartKey(Flow):
         self._theme = theme
         self.names: list[str] = []
 
-    def show_names(self, entries: list[tuple[str, QColor]]) -> None:
+    def show_curves(self, entries: Sequence["KeyEntry"]) -> None:
         """Show one entry per curve. A single curve needs no legend."""
-        self.names = [name for name, _ in entries]
+        self.names = [entry.name for entry in entries]
         self.clear()
-        for name, colour in entries:
-            holder = QWidget()
-            dot = QLabel()
-            dot.setFixedSize(10, 10)
-            dot.setStyleSheet(f"background: {colour.name()}; border-radius: 3px;")
-            holder.setLayout(row(dot, label(name, "small"), spacing=6))
-            self.add(holder)
+        for entry in entries:
+            self.add(holding(row(_KeySign(entry), label(entry.name, "small"), spacing=6)))
         self.setVisible(len(entries) > 1)
+
+
+@dataclass(frozen=True)
+class KeyEntry:
+    """A curve in the legend: its name, the pen of its line or None, and the sign of its points or ""."""
+
+    name: str
+    colour: QColor
+    line: Qt.PenStyle | None = Qt.PenStyle.SolidLine
+    symbol: str = ""
+
+
+class _KeySign(QWidget):
+    """A short piece of the curve, as it is drawn in the chart."""
+
+    def __init__(self, entry: KeyEntry) -> None:
+        super().__init__()
+        self._entry = entry
+        self.setFixedSize(_KEY_WIDTH, _KEY_HEIGHT)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        del event
+        entry, painter = self._entry, shape_painter(self)
+        middle = QRectF(self.rect()).center()
+        if entry.line is not None:
+            painter.setPen(QPen(entry.colour, 2, entry.line))
+            painter.drawLine(QPointF(0, middle.y()), QPointF(self.width(), middle.y()))
+        if entry.symbol:
+            painter.translate(middle)
+            painter.scale(_SIGN, _SIGN)
+            painter.setPen(Qt.PenStyle.NoPen)
+            painter.setBrush(entry.colour)
+            painter.drawPath(Symbols[entry.symbol])
+
+
+def _tick_words(axis: Any, values: Sequence[float], scale: float, spacing: float) -> list[str]:
+    """The figures of an axis, as the window writes numbers."""
+    if axis.logMode:
+        return [_power_words(10**value) for value in values]
+    places = max(0, ceil(-log10(spacing * scale)))
+    return [formatted.decimal(value * scale, places) for value in values]
+
+
+def _power_words(value: float) -> str:
+    places = max(0, ceil(-log10(value)))
+    return formatted.decimal(value, places) if value < 1 else formatted.whole(value)
 
 
 def value_words(value: float) -> str:

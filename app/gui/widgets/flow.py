@@ -7,7 +7,10 @@ from app.gui.widgets.basics import holding, label, stack
 
 
 class FlowLayout(QLayout):
-    """Places items left to right and wraps them like words. `centred` centres each line."""
+    """Places items left to right and wraps them like words, each in the middle of its line's height.
+
+    `centred` centres each line.
+    """
 
     def __init__(self, parent: QWidget | None = None, spacing: int = 8, *, centred: bool = False) -> None:
         super().__init__(parent)
@@ -61,7 +64,7 @@ class FlowLayout(QLayout):
             used = sum(size.width() for _, size in line) + self._gap * (len(line) - 1)
             x = rect.x() + ((rect.width() - used) // 2 if self._centred else 0)
             for item, size in line if move else ():
-                item.setGeometry(QRect(QPoint(x, y), size))
+                item.setGeometry(QRect(QPoint(x, y + (height - size.height()) // 2), size))
                 x += size.width() + self._gap
             y += height + self._gap
         return max(y - self._gap - rect.y(), 0)

@@ -18,7 +18,7 @@ from engine.api.library import Tensor
 from engine.api.quantizing import TensorPlan
 from quantize.ggml_types import GgmlType, bits_per_weight
 
-_ROW = 16  # height in pixels of a grid row and of the layer labels
+_ROW = 16  # height in pixels of a grid row and of the layer labels at the normal text size
 _IN_LAYER = re.compile(r"blk\.(\d+)\.(.+?)(?:\.weight)?$")
 # Tensor roles in the order in which a layer computes them.
 # Source: tensor names of llama.cpp, gguf-py constants.py.
@@ -109,20 +109,28 @@ class Mosaic(QWidget):
         self._roles: list[str] = []
         self.setMinimumHeight(height)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        theme.changed.connect(self._place)
+        theme.changed.connect(self._fit)
+
+    @property
+    def _row(self) -> int:
+        return self._theme.tokens.scaled(_ROW)
+
+    def _fit(self) -> None:
+        """Leave room for the names of the rows."""
+        if self._roles:
+            self.setMinimumHeight((len(self._roles) + 2) * self._row)
+        self.updateGeometry()
+        self._place()
 
     def show_tiles(self, tiles: Sequence[Tile]) -> None:
         self._tiles = tiles
         roles = {tile.role for tile in tiles if tile.layer >= 0}
         self._roles = sorted(roles, key=lambda role: (_ORDER.index(role) if role in _ORDER else len(_ORDER), role))
-        if self._roles:
-            self.setMinimumHeight(len(self._roles) * _ROW + 2 * _ROW)
         average = sum(tile.bits for tile in tiles) / len(tiles) if tiles else 0
         self.setAccessibleName(
             self.tr("{n} tensors, {bits} bits on average").format(n=len(tiles), bits=formatted.decimal(average))
         )
-        self.updateGeometry()
-        self._place()
+        self._fit()
 
     @property
     def roles(self) -> list[str]:
@@ -151,14 +159,14 @@ class Mosaic(QWidget):
     def _paint_names(self, painter: QPainter) -> None:
         painter.setFont(self._theme.font("small"))
         painter.setPen(self._theme.tokens.colour("muted"))
-        height = (self.height() - _ROW) / (len(self._roles) + 1)
+        height = (self.height() - self._row) / (len(self._roles) + 1)
         side = self._side()
         names = [_ROLE_NAMES.get(role, role) for role in self._roles]
         for number, name in enumerate([*names, self.tr("first and last")]):
             box = QRectF(0, number * height, side - 8, height)
             painter.drawText(box, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight, name)
         last = max(tile.layer for tile in self._tiles)
-        foot = QRectF(side, self.height() - _ROW, self.width() - side, _ROW)
+        foot = QRectF(side, self.height() - self._row, self.width() - side, self._row)
         painter.drawText(foot, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignBottom, self.tr("layer 0"))
         painter.drawText(foot, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignBottom, str(last))
 
@@ -185,7 +193,7 @@ class Mosaic(QWidget):
     def _grid(self) -> list[tuple[QRectF, Tile]]:
         """Place tiles by layer (columns) and role (rows). Tensors outside layers go into a row below."""
         side, cells = self._side(), []
-        height = (self.height() - _ROW) / (len(self._roles) + 1)
+        height = (self.height() - self._row) / (len(self._roles) + 1)
         width = (self.width() - side) / (max(tile.layer for tile in self._tiles) + 1)
         gap = _GAP if width > 4 * _GAP else 0.5
         ends = [tile for tile in self._tiles if tile.layer < 0]

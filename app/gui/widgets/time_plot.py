@@ -24,11 +24,11 @@ _PERCENT = 100.0
 
 
 class TimePlot(QFrame):
-    """Plots one value. `series` is the number of the plot colour."""
+    """Plots one value."""
 
-    def __init__(self, theme: Theme, title: str, unit: str, series: int) -> None:
+    def __init__(self, theme: Theme, title: str, unit: str) -> None:
         super().__init__()
-        self._theme, self._series, self._unit = theme, series, unit
+        self._theme, self._unit = theme, unit
         self.setProperty("kind", "card")
         self.value = label(formatted.UNKNOWN, "title")
         self._points: deque[tuple[float, float]] = deque()
@@ -87,7 +87,7 @@ class TimePlot(QFrame):
         )
 
     def _recolour(self) -> None:
-        colour = self.plot.series_colour(self._series)
+        colour = self.plot.series_colour(0)
         pale = QColor(colour)
         pale.setAlphaF(0.18)
         self._curve.setPen(pyqtgraph.mkPen(colour, width=2))

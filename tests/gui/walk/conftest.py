@@ -64,9 +64,10 @@ def open_window(screen, hub, tmp_path_factory):
     """Opens windows; those still open at the end of the module are closed."""
     opened = []
 
-    def open_window(env=None, on=screen, home=None, files=(), *, network=True):
+    def open_window(env=None, on=screen, home=None, files=(), *, network=True, disk_mib=0):
         env = {"HF_ENDPOINT": hub.endpoint, **(env or {})}
-        made = Walk(on, home or tmp_path_factory.mktemp("walk"), env, files, network=network)
+        where = home or tmp_path_factory.mktemp("walk")
+        made = Walk(on, where, env, files, network=network, disk_mib=disk_mib)
         opened.append(made)
         made.until("chat.composer.ready")
         return made

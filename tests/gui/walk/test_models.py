@@ -207,7 +207,10 @@ def test_what_was_measured_is_saved_and_the_fastest_settings_are_found(walk):
 
 
 def test_the_power_that_work_may_draw_is_bounded(walk):
+    # Where nothing measures power, the window offers these limits only if another program has set some.
+    walk.manage("power", {"cap_w": 60, "battery_percent": 50}, "PUT")
     walk.go("Devices")
+    walk.until(f"{DEVICES}.power.battery.text() == '50'")
     walk.choose("Mode", "Quiet", DEVICES)
     walk.fill("Power limit", "40", DEVICES)
     walk.fill("Battery budget", "10", DEVICES)

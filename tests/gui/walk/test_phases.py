@@ -54,7 +54,7 @@ def test_a_comparison_says_of_both_models_where_their_answers_are(walk, tmp_path
     assert walk.ask("[m.model for m in chat.controller.tree.path()][-1]")
     answers = walk.ask(f"[p.message.status for p in {PAIR}.panes]")
     assert answers == ["complete", "complete"]
-    walk.click("Continue with this answer", PAIR)  # of the first: the newest is what it goes on from by itself
+    walk.click("Continue from here", PAIR)  # of the first: the newest is what it goes on from by itself
     walk.until(f"chat.controller.tree.leaf_id == {PAIR}.panes[0].message.id")
     walk.settle()
     walk.until("chat.isAncestorOf(app.focusWidget())")  # the keyboard stays in the chat

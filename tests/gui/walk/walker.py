@@ -40,8 +40,11 @@ PAGES = {
 class Walk:
     """The program on a screen."""
 
-    def __init__(self, screen, home, env=None, files=(), *, network=True):
-        """Without a network, every Python process records in `attempts` whom it tried to reach."""
+    def __init__(self, screen, home, env=None, files=(), *, network=True, disk_mib=0):
+        """Without a network, every Python process records in `attempts` whom it tried to reach.
+
+        `disk_mib`: the folder of the chats is on a disk of its own of that size, which `disk` shows.
+        """
         self.screen, self.home = screen, Path(home)
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "user").mkdir(exist_ok=True)
@@ -57,6 +60,10 @@ class Walk:
                 "WALK_CONNECTIONS": str(self.home / "connections"),
                 "WALK_OWN_NETWORK": "".join(self.launcher),
             }
+        if disk_mib:
+            (self.home / "state").mkdir(exist_ok=True)
+            script = f'mount -t tmpfs -o size={disk_mib}m none "$0" && exec "$@"'
+            self.launcher = ["unshare", "-rm", "sh", "-c", script, str(self.home / "state")]
         if "TESSERA_SERVER_PORT" not in self.env:
             self.env["TESSERA_SERVER_PORT"] = str(free_port())
         self.files = [str(file) for file in files]
@@ -89,6 +96,11 @@ class Walk:
         self.lines = self.peer.makefile("rw", encoding="utf-8")
         self.until("window.isActiveWindow()")
         self.started_s = time.monotonic() - started
+
+    @property
+    def disk(self):
+        """The small disk of the chats, as the window sees it."""
+        return Path(f"/proc/{self.process.pid}/root{self.home}/state")
 
     def told(self):
         """What the window wrote."""
