@@ -40,7 +40,6 @@ from app.gui.code.transcript import Transcript
 from app.gui.reasons import error_message
 from app.gui.widgets.basics import (
     Banner,
-    ElidedLabel,
     EmptyState,
     IconButton,
     button,
@@ -74,7 +73,8 @@ class CodePage(QWidget):
         self._hinted = True
         self._chosen_session = ""  # the earlier session that is read or being loaded
         self.banner = Banner(services.theme)
-        self.folder = ElidedLabel(self.tr("No folder is open"), "muted")
+        self.folder = label(self.tr("No folder is open"), "muted")  # its tip is the whole path
+        self.folder.setMinimumWidth(1)
         self.model = ComboBox(self.tr("Model"))
         self.model.setMinimumWidth(200)
         self.transcript = Transcript(services.theme)
