@@ -208,10 +208,22 @@ def make_environment(kind: str, own: "dict[str, str]") -> int:
     return code
 
 
+def kind_of(own: "dict[str, str]", rest: "list[str]") -> str:
+    """The kind of environment that a command needs.
+
+    Without --no-gui the first start installs the window. If it was made without one, commands for the terminal use
+    it as it is.
+    """
+    command = next((argument for argument in rest if not argument.startswith("-")), "window")
+    if command == "test":
+        return "test"
+    without = "--no-gui" in own or (command != "window" and is_ready("server"))
+    return "server" if without else "desktop"
+
+
 def carry_out(own: "dict[str, str]", rest: "list[str]") -> int:
     """Build the environment if needed, then run the command."""
-    testing = rest[:1] == ["test"]
-    kind = "test" if testing else "server" if "--no-gui" in own else "desktop"
+    kind = kind_of(own, rest)
     if not is_ready(kind):
         code = make_environment(kind, own)
         if code:
@@ -220,7 +232,7 @@ def carry_out(own: "dict[str, str]", rest: "list[str]") -> int:
         return fetch_model(own.get("--wheels"))
     if rest[:1] in (["speech"], ["model"]):  # building the environment has downloaded the model or shown the reason
         return fetch_speech(own.get("--wheels")) if rest[0] == "speech" else 0
-    if not testing:
+    if kind != "test":
         return run_tessera(rest)
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (ROOT, os.environ.get("PYTHONPATH")) if p)
     os.chdir(ROOT)

@@ -51,6 +51,17 @@ def test_a_changed_lock_makes_the_environment_anew(start, monkeypatch, tmp_path)
     assert not start.is_ready("server")
 
 
+def test_an_environment_without_the_window_serves_the_terminal(start, monkeypatch, tmp_path):
+    monkeypatch.setattr(start, "MARKER", str(tmp_path / "marker"))
+    assert start.kind_of({}, ["doctor"]) == "desktop", "the first start installs everything"
+    (tmp_path / "marker").write_text(f"server {start.fingerprint('server')}\n")
+    monkeypatch.setattr(start, "build_tools", list)
+    assert start.kind_of({}, ["doctor"]) == start.kind_of({}, ["--debug", "chat"]) == "server"
+    assert start.kind_of({}, []) == start.kind_of({}, ["window", "a.gguf"]) == "desktop"
+    assert start.kind_of({"--no-gui": ""}, []) == "server"
+    assert start.kind_of({}, ["test", "--quick"]) == start.kind_of({"--no-gui": ""}, ["test"]) == "test"
+
+
 def test_a_bare_debian_is_told_one_line(monkeypatch, capsys):
     monkeypatch.setattr(system.sys, "platform", "linux")
     monkeypatch.setattr(system.shutil, "which", lambda name: "/usr/bin/apt-get" if name == "apt-get" else None)
