@@ -130,7 +130,7 @@ def seen(server, http, path, body):
         if file.exists():
             with file.open() as lines:
                 lines.seek(size)
-                asked += lines.read().splitlines()
+                asked += re.sub(r'"choice_of":"[^"]*"', '"choice_of":""', lines.read()).splitlines()  # an id
     kept = None
     if path == "/v1/responses" and answer.status_code == 200 and not body.get("stream"):
         found = http.get(f"/v1/responses/{answer.json()['id']}")

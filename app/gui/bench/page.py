@@ -99,9 +99,11 @@ class BenchPage(Page):
         self.note = label("", "small", wrap=True)
         self.note.hide()
         first = row(self.model, self.mix, grow=0)
+        lengths = holding(row(label(self.tr("Prompt lengths"), "small"), self.lengths))
+        repeats = holding(row(label(self.tr("Repeats"), "small"), self.repeats))
         second = Flow()
-        second.add(holding(row(label(self.tr("Prompt lengths"), "small"), self.lengths)))
-        second.add(holding(row(label(self.tr("Repeats"), "small"), self.repeats)))
+        for field in (lengths, repeats):
+            second.add(field)
         actions = Flow()
         for control in (self.start, self.stop, self.tune, self.save_energy):
             actions.add(control)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from PySide6.QtCore import QProcess, QProcessEnvironment
@@ -439,15 +439,23 @@ class CodePage(QWidget):
             return
         for item in context.items:
             tokens = self.tr("{n} tokens").format(n=formatted.whole(item.num_tokens))
-            chip = button(f"{item.title.split(',')[0]} · {tokens} ✕", self._dropper(item.key), "quiet")
+            name = self._name_of(item)
+            chip = button(f"{name} · {tokens} ✕", self._dropper(item.key), "quiet")
             chip.setToolTip(f"{item.title}\n{item.reason}\n{self.tr('Press to ask again without it')}")
-            chip.setAccessibleName(self.tr("Skip %1").replace("%1", item.title))
+            chip.setAccessibleName(self.tr("Skip %1").replace("%1", name))
             self.chips.add(chip)
         words = self.tr("About {used} of {budget} tokens.").format(
             used=formatted.whole(context.used_tokens), budget=formatted.whole(context.budget_tokens)
         )
         omissions = [f"{each.what}: {each.reason}" for each in context.left_out if each.what.startswith("@")]
         self.used.setText(" ".join([words, *omissions]))
+
+    def _name_of(self, item: ContextItem) -> str:
+        """A short name of an item; its title is in English, as the model reads it."""
+        if item.path is None:
+            return self.tr("Uncommitted changes") if item.kind == "diff" else item.title
+        lines = f" {item.first}–{item.last}" if item.first and item.last else ""
+        return f"{PurePosixPath(item.path).name}{lines}"
 
     def _dropper(self, key: str) -> Callable[[], None]:
         def run() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from PySide6.QtCore import QCoreApplication, QObject
-from PySide6.QtWidgets import QLabel, QWidget
+from PySide6.QtWidgets import QLabel, QPushButton
 
 from app.gui import formatted
 from app.gui.app_context import AppContext
@@ -51,9 +51,9 @@ class LossChips(QObject):
 
     def chips(
         self, plan: QuantPlan, forecast: PlanForecast, measured: float | None, model: str, *, is_gguf: bool
-    ) -> list[QWidget]:
+    ) -> list[QLabel | QPushButton]:
         """The loss, its basis, and a button for the quick test if only other models are known."""
-        shown: list[QWidget] = [loss_chip(plan, forecast, measured)]
+        shown: list[QLabel | QPushButton] = [loss_chip(plan, forecast, measured)]
         if measured is not None or plan.evidence.sensitivity_sha256:
             return shown
         if plan.evidence.quick_test:

@@ -144,6 +144,7 @@ class FitPage(Page):
         self.size_words = label("", "title")
         self._smallest, self._largest = label("", "small"), label("", "small")
         self.chips = Flow()
+        self._chips_look: list[object] = []  # what the chips show, and of which model
         self.start = button(self.tr("Make it fit"), self._start, "primary")
         self.start.setEnabled(False)
         self.plan_view = PlanView(services.theme)
@@ -258,6 +259,7 @@ class FitPage(Page):
         if self._chosen and original:
             self.size_words.setText("")
             self.chips.clear()
+            self._chips_look = []
             self._refused = True  # the next forecast hides the message
             get = (self.tr("Get the original"), lambda: self.original_wanted.emit(original))
             self.banner.notify(unfit(self._chosen), "info", get)
@@ -337,14 +339,19 @@ class FitPage(Page):
         self._show_chips(plan, sketch.forecast, sketch.gpu_layers)
 
     def _show_chips(self, plan: QuantPlan, forecast: PlanForecast, gpu_layers: int) -> None:
-        self.chips.clear()
         model, loss = self._chosen, self._measured_loss(plan.file_bytes)
-        is_gguf = model is not None and model.format == "gguf"
-        for chip in self._loss.chips(plan, forecast, loss, model.id if model else "", is_gguf=is_gguf):
-            self.chips.add(chip)
+        model_id, is_gguf = (model.id, model.format == "gguf") if model is not None else ("", False)
         measured = [self.tr("Measures with {n} layers on the GPU").format(n=gpu_layers)] if gpu_layers else []
-        for text in [*grid_words(plan), *self._consequences(plan, forecast), *measured]:
-            self.chips.add(label(text, "chip"))
+        texts = [*grid_words(plan), *self._consequences(plan, forecast), *measured]
+        chips = self._loss.chips(plan, forecast, loss, model_id, is_gguf=is_gguf)
+        chips += [label(text, "chip") for text in texts]
+        looks: list[object] = [model_id, *((chip.text(), chip.toolTip(), chip.isEnabled()) for chip in chips)]
+        if looks == self._chips_look:
+            return  # the same chips again would replace the button under the pointer
+        self._chips_look = looks
+        self.chips.clear()
+        for chip in chips:
+            self.chips.add(chip)
 
     def _measured_loss(self, file_bytes: int) -> float | None:
         """The measured loss of a file of this size, if one was made of this model since it was chosen."""
