@@ -102,8 +102,8 @@ def test_what_went_in_is_shown_and_can_be_left_out(page, qtbot, server):
     ask(page, qtbot, server, "louder @greet.py @other.py @missing.py")
     assert {p.path for p in page.controller.context.items} == {"greet.py", "other.py"}
     assert "@missing.py" in page.used.text()
-    (chip,) = [b for b in page.findChildren(QPushButton) if b.text().startswith("other.py · ")]
-    assert chip.accessibleName() == "Skip other.py"
+    (chip,) = [b for b in page.findChildren(QPushButton) if b.text().startswith("other.py 1–3 · ")]
+    assert chip.accessibleName() == "Skip other.py 1–3"
     key = next(p.key for p in page.controller.context.items if p.path == "other.py")
     with qtbot.waitSignal(page.controller.proposed):
         page._dropper(key)()

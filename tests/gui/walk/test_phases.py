@@ -37,7 +37,8 @@ def test_a_comparison_says_of_both_models_where_their_answers_are(walk, tmp_path
     walk.click("Compare with a second model", "chat.bar")
     walk.until("chat.bar.second.isVisible()")
     notes = tmp_path / "notes.txt"
-    notes.write_text("The keeper of the lighthouse is Berta Quill. The sea was calm that day. " * 90)  # two whole steps
+    # More than one step: the last of them must take long enough to be seen.
+    notes.write_text("The keeper of the lighthouse is Berta Quill. The sea was calm that day. " * 90)
     walk.attach(notes)
     walk.click("Message", "chat")
     walk.type(QUESTION)
