@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
@@ -62,16 +63,17 @@ class Jobs(QObject):
             self,
         )
 
-    def started(self, job: Job) -> Job:
-        """Add a job that was just started. Returns its newest known state, and emits `changed` with it.
+    def started(self, job: Job, on_ended: Callable[[Job], object] | None = None) -> None:
+        """Add a job that was just started, and emit `changed` with its newest known state.
 
-        It may be final: then `finished` was emitted before the reply to the request arrived.
+        It may be final, as `finished` may come before the reply to the request. Then `on_ended` gets it.
         """
         self._on_jobs([job])
         newest = self.by_id[job.id]
         if newest is not job:  # events arrived before the reply to the request
             self.changed.emit(newest)
-        return newest
+        if on_ended is not None and newest.ended:
+            on_ended(newest)
 
     def _on_jobs(self, jobs: list[Job]) -> None:
         for job in {job.id: job for job in jobs}.values():

@@ -68,9 +68,7 @@ class CompareUploads(QFrame):
         def started(job: Job) -> None:
             self._job = job.id
             self.go.setEnabled(False)
-            newest = self._jobs.started(job)
-            if newest.ended:
-                self._on_finished(newest)
+            self._jobs.started(job, self._on_finished)
 
         self._services.ask(self._banner, lambda: self._services.api.compare_uploads(request), started)
 

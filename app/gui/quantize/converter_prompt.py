@@ -78,9 +78,7 @@ class ForeignFamily(QObject):
         def started(job: Job) -> None:
             self._awaited[job.id] = then
             self._banner.hide()
-            newest = self._jobs.started(job)
-            if newest.ended:
-                self._on_finished(newest)
+            self._jobs.started(job, self._on_finished)
 
         self._services.ask(self._banner, start, started)
 

@@ -76,10 +76,8 @@ class LossChips(QObject):
 
         def started(job: Job) -> None:
             self._job = job.id
-            newest = self._jobs.started(job)
-            if newest.ended:
-                self._on_finished(newest)
-            else:
+            self._jobs.started(job, self._on_finished)
+            if self._job:
                 self._on_change()  # the button is disabled while the job runs
 
         self._services.ask(self._banner, lambda: self._services.api.quick_test(request), started)

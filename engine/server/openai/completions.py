@@ -21,7 +21,7 @@ from engine.server.body import ignored_header, parse
 from engine.server.fim import asks_like_an_editor, fim_prompt, fim_request
 from engine.server.openai import stream
 from engine.server.openai.errors import STREAM_SHAPE
-from engine.server.openai.routes import claimed
+from engine.server.openai.routes import choice_group, claimed
 from engine.server.openai.schemas import DEFAULT_MAX_TOKENS, CompletionRequest
 from engine.server.openai.translate import output_of
 from engine.server.routing import EarlyRouter
@@ -61,7 +61,7 @@ def requests_of(body: CompletionRequest, sampling: Chosen) -> list[GenerationReq
             choice_of=group,
             **body.common(),
         )
-        for prompt, group in ((each, new_id("choices") if (body.n or 1) > 1 else "") for each in body.prompts())
+        for prompt, group in ((each, choice_group(body)) for each in body.prompts())
         for choice in range(body.n or 1)
     ]
 

@@ -105,7 +105,7 @@ async def _start(
     answers: list[AsyncIterator[ChatEvent]] = []
     if grounded is not None and grounded.refusal:
         return _Started(model, chat, [_refused(grounded.refusal) for _ in range(body.n or 1)], grounded, claim)
-    group = new_id("choices") if (body.n or 1) > 1 else ""
+    group = choice_group(body)
     for choice in range(body.n or 1):
         progress = bool(body.return_progress and body.stream)
         seeded = msgspec.structs.replace(chat.request.sampling, seed=body.sampling(choice).get("seed"))
@@ -119,6 +119,11 @@ async def _refused(text: str) -> AsyncIterator[ChatEvent]:
     """An answer that no model gives."""
     yield TextDelta(text=text)
     yield AnswerFinished(finish_reason="stop", usage=Usage(), timings=Timings())
+
+
+def choice_group(body: ChatRequest | CompletionRequest) -> str:
+    """A new name for the choices of one prompt; empty if there is only one."""
+    return new_id("choices") if (body.n or 1) > 1 else ""
 
 
 def claimed(
