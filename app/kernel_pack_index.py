@@ -7,7 +7,6 @@ configured a URL and the public keys that may sign the index.
 import base64
 import binascii
 import hashlib
-import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +16,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from app.settings import Settings
+from devices.atomic_file import unfinished
 from devices.backends.libraries import library_folder
 from devices.errors import PackRefused
 from devices.kernel_packs.abi import installed_abi
@@ -117,12 +117,10 @@ def _archive(client: httpx2.Client, address: str, entry: IndexEntry) -> Path:
     target = user_paths().cache / "packs" / f"{entry.sha256[:16]}-{entry.file}"
     if target.exists() and hashlib.sha256(target.read_bytes()).hexdigest() == entry.sha256:
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
     digest, got = hashlib.sha256(), 0
-    with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
-        partial = Path(file.name)
+    with unfinished(target) as partial:
         try:
-            with client.stream("GET", f"{address}/{entry.file}") as answer:
+            with partial.open("wb") as file, client.stream("GET", f"{address}/{entry.file}") as answer:
                 answer.raise_for_status()
                 for chunk in answer.iter_bytes(_CHUNK):
                     got += len(chunk)
@@ -131,12 +129,10 @@ def _archive(client: httpx2.Client, address: str, entry: IndexEntry) -> Path:
                     digest.update(chunk)
                     file.write(chunk)
         except httpx2.HTTPError as error:
-            partial.unlink(missing_ok=True)
             raise PackRefused(f"{entry.file} could not be downloaded: {error}") from error
-    if got != entry.num_bytes or digest.hexdigest() != entry.sha256:
-        partial.unlink(missing_ok=True)
-        raise PackRefused(f"{entry.file} is not what the index promised ({got} of {entry.num_bytes} bytes)")
-    partial.replace(target)
+        if got != entry.num_bytes or digest.hexdigest() != entry.sha256:
+            raise PackRefused(f"{entry.file} is not what the index promised ({got} of {entry.num_bytes} bytes)")
+        partial.replace(target)
     return target
 
 

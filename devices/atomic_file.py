@@ -5,6 +5,7 @@ import errno
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -13,8 +14,14 @@ from typing import Final
 LOCK_S: Final = 20.0
 _POLL_S: Final = 0.005
 _LOCK: Final = ".lock"
-# Unfinished files of earlier versions named their process.
-_OF_A_PROCESS: Final = re.compile(r"(?:\..+\.(\d+)(?:\.onnx)?\.partial|import-(\d+)-.+|.+\.(\d+)\.part)")
+# Unfinished files of earlier versions named their process. The folder may be the user's own, so that nothing else
+# may match: `a.7.part` could be somebody's download.
+_OF_A_PROCESS: Final = re.compile(
+    r"[^/]*/\..+\.(\d+)(?:\.onnx)?\.partial|\.partial/import-(\d+)-.+|[^/]*/[0-9a-f]{32}\.(\d+)\.part"
+)
+# What a process that was killed in `write_atomically` leaves. A write takes seconds at most.
+_TEMPORARY: Final = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
+_TEMPORARY_S: Final = 3600.0
 
 
 @contextlib.contextmanager
@@ -83,21 +90,34 @@ def unfinished(target: Path) -> Iterator[Path]:
     finally:
         _delete(path)
         lock.release()
-        Path(lock.lock_file).unlink(missing_ok=True)
+        if not os.path.lexists(path):  # else a later sweep finds it: Windows does not delete files in use
+            Path(lock.lock_file).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def scratch_folder(parent: Path, name: str = "scratch") -> Iterator[Path]:
+    """A new folder in `parent` for large temporary files, deleted at the end, or swept after a crash.
+
+    The system's folder for temporary files is often small or in memory, and nobody sweeps it. Raises: OSError.
+    """
+    with unfinished(parent / name) as folder:
+        folder.mkdir(mode=0o700)
+        yield folder
 
 
 def sweep_unfinished(folder: Path) -> list[Path]:
     """Delete unfinished files and folders, at any depth, whose process is gone; returns their paths.
 
-    Safe while other processes write: they hold the locks of theirs.
+    Safe while other processes write: they hold the locks of theirs, and finish a small file within _TEMPORARY_S.
     """
     deleted = []
     for parent, folders, files in os.walk(folder):
         locks = {name for name in files if name.startswith(".") and name.endswith(".partial" + _LOCK)}
         deleted += [path for name in locks if (path := _swept(Path(parent, name))) is not None]
         for name in (*folders, *files):
-            match = _OF_A_PROCESS.fullmatch(name)
-            if match and name + _LOCK not in locks and not _runs(int(next(filter(None, match.groups())))):
+            match = _OF_A_PROCESS.fullmatch(f"{Path(parent).name}/{name}")
+            ends = match is not None and not _runs(int(next(filter(None, match.groups()))))
+            if (ends and name + _LOCK not in locks) or _is_old_temporary(Path(parent, name)):
                 deleted.append(Path(parent, name))
                 _delete(deleted[-1])
         folders[:] = [name for name in folders if not name.endswith(".partial") or name == ".partial"]
@@ -116,8 +136,17 @@ def _swept(lock_file: Path) -> Path | None:
     path = lock_file.with_name(lock_file.name.removesuffix(_LOCK))
     _delete(path)
     lock.release()
-    lock_file.unlink(missing_ok=True)
+    if not os.path.lexists(path):
+        lock_file.unlink(missing_ok=True)
     return path
+
+
+def _is_old_temporary(path: Path) -> bool:
+    if not _TEMPORARY.fullmatch(path.name):
+        return False
+    with contextlib.suppress(OSError):
+        return path.is_file() and time.time() - path.lstat().st_mtime > _TEMPORARY_S
+    return False
 
 
 def _runs(pid: int) -> bool:

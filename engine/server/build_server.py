@@ -26,6 +26,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from devices.atomic_file import sweep_unfinished
+from devices.kernel_packs.folder import packs_folder
+from devices.llama_cpp_versions.folder import engines_folder
 from devices.process_memory import give_back_freed
 from engine.core.proof import proof
 from engine.core.startup_timing import StartupTimer
@@ -263,11 +265,13 @@ def create_app(
 
 
 def _sweep(state: ServerState) -> None:
-    """Delete files that killed imports, conversions and uploads left."""
+    """Delete what killed imports, conversions, downloads, measurements and uploads left."""
     from engine.server.openai.files import Files
 
-    for path in sweep_unfinished(state.paths.models):
-        log.info("deleted unfinished %s", path)
+    paths = state.paths
+    for folder in (paths.models, paths.cache, paths.state, paths.config, packs_folder(), engines_folder()):
+        for path in sweep_unfinished(folder):
+            log.info("deleted unfinished %s", path)
     Files(state.paths).sweep()
 
 

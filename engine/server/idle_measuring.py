@@ -257,7 +257,6 @@ class IdleMeasuring:
     async def _measured(self, key: str, heads: Heads, threads: int) -> None:
         scratch, ledger = self._state.paths.cache / "stand-ins", self._state.placer.ledger
         try:
-            await asyncio.to_thread(scratch.mkdir, parents=True, exist_ok=True)
             await asyncio.to_thread(ledger.reserve, OWNER, {"cpu": DeviceBytes(memory_bytes(heads))}, OWNER)
             try:
                 speed = await measure_attention(heads, threads=threads, scratch=scratch)

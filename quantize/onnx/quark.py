@@ -8,7 +8,6 @@ form: Ryzen AI Software 1.4 to 1.8, "Model Compilation and Deployment" (opset 17
 import importlib.util
 import os
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -16,6 +15,7 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
+from devices.atomic_file import scratch_folder
 from devices.child_command import interpreter
 from devices.environment import without_secrets
 from devices.errors import TesseraError
@@ -93,10 +93,10 @@ def export(source: Path, out: Path, *, tokens: int = 128, form: Form = "float") 
     shape = encoder.encoder_shape(model)
     words = encoder.wordpiece_json(model)
     tokens = min(tokens, shape.context)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as work:
-        folder = Path(work) / "out"
+    with scratch_folder(out.parent, out.name) as work:
+        folder = work / "out"
         folder.mkdir()
-        plain = Path(work) / "float" if python else folder
+        plain = work / "float" if python else folder
         plain.mkdir(exist_ok=True)
         with (plain / "model.onnx.data").open("wb") as data:
             graph = GraphWriter(data, "model.onnx.data", OPSET)

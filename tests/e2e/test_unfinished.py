@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -64,7 +65,9 @@ def test_files_of_earlier_versions_are_deleted_if_their_process_is_gone(tmp_path
     for name in (
         f".partial/import-{gone.pid}-smol/a.gguf",
         f"local/.b.gguf.{gone.pid}.partial",
-        f"p/1.{gone.pid}.part",
+        f"p/{'0a' * 16}.{gone.pid}.part",
+        f"p/film.{gone.pid}.part",
+        f"p/import-{gone.pid}-notes",
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
@@ -77,7 +80,44 @@ def test_files_of_earlier_versions_are_deleted_if_their_process_is_gone(tmp_path
         ".partial/owner--repository/abc.part",
         f"local/.c.gguf.{os.getppid()}.partial",
         "local/note.txt",
+        f"p/film.{gone.pid}.part",
+        f"p/import-{gone.pid}-notes",
     ]
+
+
+def test_only_an_old_temporary_file_is_deleted(tmp_path):
+    for name in (".old.json.0123abcd.tmp", ".new.json.0123abcd.tmp", "0123abcd.tmp", ".notes.tmp"):
+        (tmp_path / name).write_bytes(b"x")
+        if "new" not in name:
+            os.utime(tmp_path / name, (time.time() - 2 * 3600,) * 2)
+    sweep_unfinished(tmp_path)
+    assert files(tmp_path) == [".new.json.0123abcd.tmp", ".notes.tmp", "0123abcd.tmp"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="ends a group of processes")
+def test_a_server_deletes_the_stand_in_of_a_measurement_that_was_killed(tmp_path):
+    stand_ins = tmp_path / "cache" / "stand-ins"
+    bench = subprocess.Popen(
+        [sys.executable, "-m", "app", "bench", "--shape", "smollm2-135m", "--type", "Q4_0"],
+        cwd=ROOT,
+        env={**os.environ, "TESSERA_HOME": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        wait_for(lambda: any(p.stat().st_size for p in stand_ins.rglob("*.gguf")))
+    finally:
+        os.killpg(bench.pid, signal.SIGKILL)
+        bench.wait()
+    assert files(stand_ins)
+    server = RunningServer(tmp_path)
+    try:
+        httpx.get(f"{server.url}/health", timeout=60).raise_for_status()
+        wait_for(lambda: not list(stand_ins.iterdir()))
+    finally:
+        server.stop()
 
 
 def test_a_long_name_has_room_for_what_is_added(tmp_path):

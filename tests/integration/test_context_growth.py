@@ -235,7 +235,7 @@ def test_a_runner_that_is_killed_while_it_grows_loses_nothing_that_was_stored(mo
     async def killed(runner):
         first.append(await answered(runner, asked(text(200))))
         await asyncio.to_thread(
-            wait_for, lambda: any(f.is_file() and f.suffix != ".part" for f in tmp_path.rglob("*")), 60
+            wait_for, lambda: any(f.is_file() and f.suffix == ".kv" for f in tmp_path.rglob("*")), 60
         )
 
         def on_wanted(wanted):

@@ -20,6 +20,7 @@ from typing import Final
 from app.code.errors import FileMissing, PathRefused
 from app.code.index.walk import rules_of
 from app.code.workspace import Workspace
+from devices.atomic_file import write_atomically
 
 # A larger file is not stored. A tree of more files is a disk, not a project.
 _MAX_BYTES: Final = 64 << 20
@@ -114,10 +115,7 @@ class Checkpoints:
         sha256 = hashlib.sha256(data).hexdigest()
         blob = self._blob(sha256)
         if not blob.exists():
-            blob.parent.mkdir(parents=True, exist_ok=True)
-            temporary = blob.with_suffix(".tmp")
-            temporary.write_bytes(zlib.compress(data, 1))
-            temporary.replace(blob)
+            write_atomically(blob, zlib.compress(data, 1), durable=False)
         return sha256
 
     def _blob(self, sha256: str) -> Path:

@@ -6,12 +6,12 @@ measures it.
 """
 
 import asyncio
-import tempfile
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from devices.atomic_file import scratch_folder
 from engine.job_kinds.bench import dummy_model, shapes
 from engine.job_kinds.bench.measure import Timed, loaded_meter
 from engine.job_kinds.bench.run import bench_settings
@@ -57,8 +57,8 @@ async def measure_attention(heads: Heads, *, threads: int, scratch: Path) -> Att
 
     `scratch`: a folder with 50 MB of free space. Raises: StandInFailed, BadModelFile, RunnerDied.
     """
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        path = Path(folder) / "attention.gguf"
+    with scratch_folder(scratch) as folder:
+        path = folder / "attention.gguf"
         await asyncio.to_thread(
             dummy_model.write_in_child,
             path,

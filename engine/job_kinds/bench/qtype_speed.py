@@ -5,12 +5,12 @@ The planner uses it to choose types: a type that unpacks slowly costs more than 
 
 import contextlib
 import statistics
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from devices.atomic_file import scratch_folder
 from engine.core.json_store import JsonStore
 from engine.job_kinds.bench import dummy_model, shapes
 from engine.job_kinds.bench.measure import Meter, loaded_meter
@@ -68,13 +68,13 @@ async def measure_prices(
     """
     ratios_by_type: dict[str, float] = {}
     unit_ns: list[float] = []
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        async with _loaded(Path(folder), UNIT, threads, devices, probe) as unit:
+    with scratch_folder(scratch) as folder:
+        async with _loaded(folder, UNIT, threads, devices, probe) as unit:
             for number, name in enumerate(types):
                 step(name, number, len(types))
                 if name == UNIT:
                     continue
-                async with _loaded(Path(folder), name, threads, devices, probe) as meter:
+                async with _loaded(folder, name, threads, devices, probe) as meter:
                     ratios = []
                     for _ in range(TURNS):
                         mine, other = [1e9 / (await m.timed(16)).decode_tok_s for m in (meter, unit)]

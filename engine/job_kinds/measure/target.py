@@ -1,6 +1,5 @@
 """The target of a measurement: a local file, or a dummy-weight model of a shape, a file, or a file on the Hub."""
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from devices.atomic_file import scratch_folder
 from engine.core.errors import InputFault
 from engine.core.paths import Paths
 from engine.job_kinds.bench import dummy_model
@@ -70,14 +70,12 @@ def opened(
         yield _present(subject.model, open_catalogue)
         return
     # Dummy-weight models are as large as the real model, so they go to the cache's disk, not to a small /tmp.
-    scratch = paths.cache / "stand-ins"
-    scratch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        path = Path(folder) / "stand-in.gguf"
+    with scratch_folder(paths.cache / "stand-ins") as folder:
+        path = folder / "stand-in.gguf"
         header = None
         if subject.hub is not None:
             step(because("bench_header"))
-            header = _hub_header(subject.hub, paths, Path(folder))
+            header = _hub_header(subject.hub, paths, folder)
         dummy_model.write_in_child(
             path,
             like=_file(subject.like, open_catalogue) if subject.like is not None else None,

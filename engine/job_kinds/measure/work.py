@@ -279,13 +279,11 @@ class BenchService:
 
     def price_types(self, step: Callable[[str, int, int], None]) -> TypePrices:
         """Measure the types on the CPU and store the times. Raises: same as `bench`."""
-        scratch = self._paths.cache / "stand-ins"
-        scratch.mkdir(parents=True, exist_ok=True)
         prices = asyncio.run(
             measure_prices(
                 machine_key(self._placer.machine_now()),
                 threads=usable_cores(),
-                scratch=scratch,
+                scratch=self._paths.cache / "stand-ins",
                 step=step,
             )
         )

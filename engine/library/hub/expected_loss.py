@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from devices.atomic_file import write_atomically
+from devices.atomic_file import scratch_folder, write_atomically
 from devices.msgspec_lock import learned
 from engine.core.errors import BadModelFile, InputFault
 from engine.core.paths import Paths
@@ -443,16 +443,15 @@ class _Job:
                     plans[upload.name] = plan
         self._total = sum(span.nbytes for plan in plans.values() for span in plan.upload)
         self._total += sum(span.nbytes for plan in islice(plans.values(), 1) for span in plan.original)
-        self._cache.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix="sample", dir=self._cache) as folder:
-            exact = Path(folder) / "original"
+        with scratch_folder(self._cache) as folder:
+            exact = folder / "original"
             for upload in uploads:
                 errors = stored[upload.name]
                 if errors is None:
                     plan = plans[upload.name]
                     if not exact.exists():
                         self._fetch(self._original, self._original.files, plan.original, exact)
-                    sample = Path(folder) / "upload"
+                    sample = folder / "upload"
                     self._fetch(upload, upload.choice.files, plan.upload, sample)
                     request = RowErrorsRequest(
                         sample=sample,

@@ -1,15 +1,16 @@
 """Scales a LoRA adapter for a smoothed model file, like that file's channels were scaled."""
 
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from devices.atomic_file import scratch_folder
 from devices.errors import TesseraError
+from engine.core.paths import user_paths
 from engine.runner.llama.native.model import LoadFailed
 from quantize.files.channel_scales import KEY, ChannelScales, read_channel_scales
 from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata
@@ -39,9 +40,9 @@ def fitted(path: Path, metadata: Mapping[str, str]) -> Iterator[Path]:
             f"the LoRA adapter {path} does not fit this file: its inputs were smoothed when it was quantized, "
             "and it does not record how. Quantize it again, or use another file of the model"
         )
-    with tempfile.TemporaryDirectory(prefix="tessera-adapter-") as folder:
-        copy = Path(folder) / path.name
+    with ExitStack() as stack:
         try:
+            copy = stack.enter_context(scratch_folder(user_paths().cache / "copies")) / path.name
             _write(path, copy, scales)
         except TesseraError as e:
             raise LoadFailed(f"the LoRA adapter {path} does not fit this model or is damaged: {e}") from e

@@ -7,14 +7,15 @@ Without `repack` the weights stay unchanged.
 
 import contextlib
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from devices.atomic_file import scratch_folder
 from devices.errors import TesseraError
+from engine.core.paths import user_paths
 from engine.runner.protocol import LoadSettings
 from quantize.convert.checkpoint import f32_to_bf16
 from quantize.files.gguf_file import TensorInfo, read_gguf
@@ -36,14 +37,15 @@ def fastest_file(api: Any, settings: LoadSettings) -> Iterator[str]:
     if not _suits(api, settings):
         yield settings.path
         return
-    with tempfile.TemporaryDirectory(prefix="tessera-", ignore_cleanup_errors=True) as folder:
-        copy = Path(folder) / "bf16.gguf"
+    file = settings.path
+    with contextlib.ExitStack() as stack:
         try:
-            written = write_bfloat16(Path(settings.path), copy)
+            copy = stack.enter_context(scratch_folder(user_paths().cache / "copies")) / "bf16.gguf"
+            if write_bfloat16(Path(settings.path), copy):
+                file = str(copy)
         except (TesseraError, OSError, ValueError) as error:
             sys.stderr.write(f"no copy in BF16, the file is loaded as it is: {error}\n")
-            written = False
-        yield str(copy) if written else settings.path
+        yield file
 
 
 def _suits(api: Any, settings: LoadSettings) -> bool:
