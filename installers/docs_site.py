@@ -66,7 +66,7 @@ def command_page() -> str:
     start = [
         "# Command line",
         "",
-        "Generated from the program. `--json` is for programs; `-h` works everywhere.",
+        "Generated. `--json` is for programs; `-h` works everywhere. See [exit codes](terminal.md#exit-codes).",
         "",
     ]
     root = click.Context(cli, info_name="tessera")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.echo import echo
+from app.cli.echo import echo, failed
 
 if TYPE_CHECKING:
     from app.evals.tool_calls.run import CaseResult, Certificate
@@ -68,7 +68,7 @@ def command(
                 certificates.append(certificate)
                 store.save(certificate)
     except (ApiError, ServerUnreachable, NoDataset) as error:
-        raise click.ClickException(str(error)) from error
+        raise failed(error) from error
     if as_json:
         click.echo(json.dumps([json.loads(msgspec.json.encode(certificate)) for certificate in certificates]))
         return

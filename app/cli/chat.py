@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli.echo import echo
+from app.cli.echo import NotPossibleHere, echo, failed
 from app.cli.settings_defaults import TokenCount
 from app.cli.stdin_prompt import read_prompt
 
@@ -208,7 +208,7 @@ def _opened(names: tuple[str, ...]) -> "ChatTools":
     try:
         return ChatTools(names)
     except BadMcpConfig as error:
-        raise click.ClickException(str(error)) from error
+        raise failed(error) from error
 
 
 def _pin_to_device(client: "Client", model: str, device: str | None) -> None:
@@ -227,7 +227,7 @@ def default_model(client: "ChatClient") -> str:
 
     chosen = next((entry for entry in client.chat_models() if entry.default), None)
     if chosen is None:
-        raise click.ClickException("There is no model yet. Get one with: tessera models pull NAME")
+        raise NotPossibleHere("There is no model yet. Get one with: tessera models pull NAME")
     if chosen.demo:
         reason = EngineFacade().why_no_default_model() or "There is no other chat model here."
         echo(

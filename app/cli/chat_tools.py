@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import click
-
 from app.answer_facts import ToolCall
-from app.cli.echo import echo
+from app.cli.echo import InputRefused, echo
 from app.cli.tools import ask_person
 from app.tools.catalogue import offered, open_sources
 from app.tools.consent import ConsentStore, ToolConsent
@@ -22,9 +20,7 @@ class ChatTools:
     def __init__(self, names: Sequence[str]) -> None:
         available = [source.name for source in offered()]
         if unknown := sorted(set(names) - {*available, "all"}):
-            raise click.ClickException(
-                f"There are no tools {shown_text(unknown[0])!r}; `tessera tools list` shows them."
-            )
+            raise InputRefused(f"There are no tools {shown_text(unknown[0])!r}; `tessera tools list` shows them.")
         source_names = available if "all" in names else list(names)
         self._servers = RunningServers()
         consent = ToolConsent(ConsentStore(), ask_person)

@@ -15,7 +15,7 @@ import click
 
 from app.cli.connection import connected
 from app.cli.console import console, table
-from app.cli.echo import echo
+from app.cli.echo import InputRefused, NotPossibleHere, echo
 from app.cli.quantize_options import Size
 from app.cli.settings_defaults import TokenCount
 from app.cluster.types import DOOR_PORT, RAY_PORT, ClusterFile, Deployed, cluster_file
@@ -46,7 +46,7 @@ def command() -> None:
 
 def _need_ray() -> None:
     if find_spec("ray") is None:
-        raise click.ClickException(f"Ray is not installed here. To install it: {add_part('cluster')}")
+        raise NotPossibleHere(f"Ray is not installed here. To install it: {add_part('cluster')}")
 
 
 @command.command("up")
@@ -103,7 +103,7 @@ def join(address: str, memory: int | None) -> None:
         _end(ray)
     if ray.returncode not in {0, -signal.SIGTERM, 128 + signal.SIGTERM}:
         store.put(ClusterFile())  # ask for the token again at the next attempt
-        raise click.ClickException(f"Ray ended ({ray.returncode}): is {address} the head, and the token right?")
+        raise NotPossibleHere(f"Ray ended ({ray.returncode}): is {address} the head, and the token right?")
 
 
 @command.command("deploy")
@@ -180,11 +180,14 @@ def down(model: str | None) -> None:
 
 
 def require_cluster() -> ClusterFile:
-    """This computer's cluster; sets Ray's environment variables, token included. Raises: ClickException."""
+    """This computer's cluster; sets Ray's environment variables, token included.
+
+    Raises: InputRefused, NotPossibleHere.
+    """
     _need_ray()
     cluster = cluster_file(user_paths()).get()
     if not cluster.address:
-        raise click.ClickException("This computer belongs to no cluster: tessera cluster up, or join.")
+        raise InputRefused("This computer belongs to no cluster: tessera cluster up, or join.")
     os.environ.update(cluster.environment())
     return cluster
 
@@ -223,7 +226,7 @@ def _wait(ray: "subprocess.Popen[bytes]", cluster: ClusterFile) -> None:
             deploying.connect(cluster)
         except (ConnectionError, RuntimeError) as error:
             if ray.poll() is not None or time.monotonic() > until:
-                raise click.ClickException(f"Ray does not start: {error}") from error
+                raise NotPossibleHere(f"Ray does not start: {error}") from error
             time.sleep(0.5)
         else:
             return

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from app.cli.echo import echo, failed
+
 if TYPE_CHECKING:
     from app.client import Client
 
@@ -92,12 +94,11 @@ def command(
                 return
             session.talk(as_agent=as_agent)
     except (TesseraError, BadMcpConfig, ApiError, ServerUnreachable) as error:
-        raise click.ClickException(str(error)) from error
+        raise failed(error) from error
 
 
 def _warn_of_small(client: "Client", model: str) -> None:
     """Warn if a model is too small for code; print nothing if this key may not query the model."""
-    from app.cli.echo import echo
     from app.client import ApiError
     from app.format import parameters
 

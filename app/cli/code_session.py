@@ -11,7 +11,7 @@ import click
 
 from app.answer_facts import NO_FACTS
 from app.cli.answer_text import AnswerText, print_end
-from app.cli.echo import echo
+from app.cli.echo import InputRefused, echo
 from app.cli.line_editor import command_of, line_reader, unknown_command, whole_text
 from app.cli.progress import PhaseLine
 from app.client import ApiError, ChatDelta
@@ -204,7 +204,7 @@ class CodeSession:
         except ValueError:
             events = []
         if not events:
-            raise click.ClickException(f"{file} is not a recorded session.")
+            raise InputRefused(f"{file} is not a recorded session.")
         task = next((event.text for event in events if isinstance(event, UserAsked)), str(file))
         return self.agent(task, ReplayedModel(iter(events)))
 

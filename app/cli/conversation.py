@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from app.cli.answer_text import AnswerText, print_end
-from app.cli.echo import echo
+from app.cli.echo import InputRefused, NotPossibleHere, echo
 from app.cli.line_editor import command_of, line_reader, unknown_command, whole_text
 from app.cli.progress import PhaseLine
 from app.tools.loop import MAX_ROUNDS
@@ -154,21 +154,21 @@ class Conversation:
     def attach(self, path: Path, *, as_image: bool = False) -> None:
         """Send a file or an image with the next message.
 
-        Raises: click.ClickException: it cannot be read, or is not an image although `as_image`.
+        Raises: InputRefused: it cannot be read, or is not an image although `as_image`.
         """
         from app.attachments import DocumentError, read
 
         try:
             document = read(path)
         except DocumentError as error:
-            raise click.ClickException(str(error)) from error
+            raise InputRefused(str(error)) from error
         if as_image and document.data is None:
-            raise click.ClickException(f"{path.name} is not an image; --file sends it as text.")
+            raise InputRefused(f"{path.name} is not an image; --file sends it as text.")
         self._attached.append(document)
 
     def _attach_named(self, argument: str) -> None:
         if not argument:
-            raise click.ClickException("Which file? /file PATH")
+            raise InputRefused("Which file? /file PATH")
         path = _path(argument)
         self.attach(path)
         echo(f"{path.name} goes with your next message.", dim=True, err=True)
@@ -194,7 +194,7 @@ class Conversation:
             return
         name = _OLLAMAS_NAMES.get(words[0], words[0])
         if name not in OPTIONS:
-            raise click.ClickException(f"There is no option {words[0]!r}. Options: {', '.join(OPTIONS)}.")
+            raise InputRefused(f"There is no option {words[0]!r}. Options: {', '.join(OPTIONS)}.")
         if len(words) == 1:
             value = self._ctx if name == "ctx" else self._options.get(name)
             echo(f"{name} {'default' if value is None else value}", err=True)
@@ -243,10 +243,10 @@ class Conversation:
         from devices.atomic_file import write_atomically
 
         if not argument:
-            raise click.ClickException("Where? /save FILE")
+            raise InputRefused("Where? /save FILE")
         path = _path(argument)
         if path.exists() and _saved(path) is None:
-            raise click.ClickException(f"{path} is no saved conversation; it is not overwritten.")
+            raise InputRefused(f"{path} is no saved conversation; it is not overwritten.")
         saved = Saved(
             tessera_chat=1,
             model=self._model,
@@ -257,16 +257,16 @@ class Conversation:
         try:
             write_atomically(path, msgspec.json.format(msgspec.json.encode(saved), indent=1), mode=0o600)
         except OSError as error:
-            raise click.ClickException(f"{path}: {error.strerror or error}") from error
+            raise NotPossibleHere(f"{path}: {error.strerror or error}") from error
         echo(f"Saved to {path}. /load {argument} continues it.", dim=True, err=True)
 
     def _load(self, argument: str) -> None:
         path = _path(argument)
         if not argument or not path.is_file():
-            raise click.ClickException(f"There is no file {path}." if argument else "Which one? /load FILE")
+            raise InputRefused(f"There is no file {path}." if argument else "Which one? /load FILE")
         saved = _saved(path)
         if saved is None:
-            raise click.ClickException(f"{path} is no conversation that /save wrote.")
+            raise InputRefused(f"{path} is no conversation that /save wrote.")
         self._system, self._messages = saved.system, saved.messages
         for name, value in saved.options.items():
             if name in OPTIONS:

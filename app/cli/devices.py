@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.echo import echo
+from app.cli.echo import InputRefused, NotPossibleHere, echo
 
 if TYPE_CHECKING:
     from devices.types import Device, Machine
@@ -29,9 +29,9 @@ def command(as_json: bool, no_try: bool, fresh: bool, record: Path | None, repla
     try:
         machine = _machine(record, replay, no_try=no_try, fresh=fresh)
     except BadRecording as error:
-        raise click.ClickException(f"{error}. Make one with `tessera devices --record FILE`.") from error
+        raise InputRefused(f"{error}. Make one with `tessera devices --record FILE`.") from error
     except OSError as error:
-        raise click.ClickException(f"{record} could not be written: {error.strerror}.") from error
+        raise NotPossibleHere(f"{record} could not be written: {error.strerror}.") from error
     if as_json:
         click.echo(json.dumps(to_json(machine), indent=2))
         return

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from app.cli.echo import InputRefused
+
 if TYPE_CHECKING:
     from devices.types import Finding, Machine
 
@@ -30,7 +32,7 @@ def command(as_json: bool, replay: Path | None) -> None:
         cache = user_paths().cache / "backends.json"
         machine = recorded_report(load_recording(replay)) if replay else live_report(RealHost(), cache, fresh=True)
     except BadRecording as error:
-        raise click.ClickException(f"{error}. Make one with `tessera devices --record FILE`.") from error
+        raise InputRefused(f"{error}. Make one with `tessera devices --record FILE`.") from error
     findings = diagnose(machine) if replay else (*diagnose(machine), *_accelerators(machine))
     if as_json:
         build = {"build": build_summary(machine), "meters": to_json(list(machine.meters))}

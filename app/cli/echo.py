@@ -5,6 +5,28 @@ from typing import Any
 import click
 
 
+class InputRefused(click.ClickException):
+    """What was given cannot be used: a name that does not exist, a damaged file. See docs/cli.md for exit codes."""
+
+    exit_code = 3
+
+
+class NotPossibleHere(click.ClickException):
+    """This computer lacks what the command needs: a package, a port, a login, disk or memory."""
+
+    exit_code = 4
+
+
+def failed(error: Exception) -> click.ClickException:
+    """The description of a known error, with the exit code of its family; 1 for other errors."""
+    from app.error_text import EXIT_ENVIRONMENT, describe, exit_code
+
+    code = exit_code(error)
+    if code is None or code > EXIT_ENVIRONMENT:
+        return click.ClickException(describe(error))
+    return (NotPossibleHere if code == EXIT_ENVIRONMENT else InputRefused)(describe(error))
+
+
 def echo(text: object = "", *, err: bool = False, nl: bool = True, **style: Any) -> None:
     """Print a line, optionally in a style of `click.style`. Do not use it for JSON, which escapes by itself."""
     from app.tools.types import shown_text

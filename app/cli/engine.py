@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from app.cli.connection import connected
-from app.cli.echo import echo
+from app.cli.echo import InputRefused, NotPossibleHere, echo
 from app.tools.types import shown_text
 from devices.child_command import interpreter
 from devices.errors import EngineVersionRefused
@@ -132,7 +132,7 @@ def fault_rules(*, all_rules: bool, update: Path | None, forget: str | None, as_
     services = _services()
     if forget is not None:
         if not services.forget_fault(forget):
-            raise click.ClickException(f"No rule {shown_text(forget)} was found on this computer.")
+            raise InputRefused(f"No rule {shown_text(forget)} was found on this computer.")
         echo(f"{forget} was deleted. The device is used again from the next load of a model.")
         return
     (rules, here), own = services.fault_rules(), services.found_faults()
@@ -174,16 +174,16 @@ def _updated(path: Path) -> "Rules":
 
     keys = checked_settings().text("kernels.keys").split()
     if not keys:
-        raise click.ClickException("kernels.keys names no key that may sign rules (`tessera settings set`).")
+        raise InputRefused("kernels.keys names no key that may sign rules (`tessera settings set`).")
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         check_signature(data, path.with_name(f"{path.name}.minisig").read_text(encoding="utf-8"), keys, "the file")
         return update(data)
     except (FaultRulesRefused, PackRefused) as error:
-        raise click.ClickException(f"{shown_text(str(path))} was refused: {error.reason.rstrip('.')}.") from error
+        raise InputRefused(f"{shown_text(str(path))} was refused: {error.reason.rstrip('.')}.") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise click.ClickException(f"{shown_text(str(path))} and its .minisig cannot be read: {error}.") from error
+        raise InputRefused(f"{shown_text(str(path))} and its .minisig cannot be read: {error}.") from error
 
 
 @command.command("use")
@@ -281,13 +281,9 @@ def _refusals(what: str) -> Iterator[None]:
     try:
         yield
     except EngineVersionRefused as error:
-        raise click.ClickException(
-            f"{shown_text(what)} was refused: {shown_text(error.reason).rstrip('.')}."
-        ) from error
+        raise InputRefused(f"{shown_text(what)} was refused: {shown_text(error.reason).rstrip('.')}.") from error
     except OSError as error:
-        raise click.ClickException(
-            f"{shown_text(what)} could not be installed: {error.strerror or error}."
-        ) from error
+        raise NotPossibleHere(f"{shown_text(what)} could not be installed: {error.strerror or error}.") from error
 
 
 def _print_compared(compared: "Compared") -> None:

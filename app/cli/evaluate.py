@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.echo import echo
+from app.cli.echo import NotPossibleHere, echo, failed
 
 if TYPE_CHECKING:
     from app.evals.human_eval import Evaluation, Solved
@@ -53,7 +53,7 @@ def command(
 
     why = missing()
     if why is not None and not without_sandbox:
-        raise click.ClickException(
+        raise NotPossibleHere(
             f"Programs of a model run only in a sandbox, and {why}. --without-sandbox runs them all the same."
         )
     sandbox = why is None and not without_sandbox
@@ -80,7 +80,7 @@ def command(
                     echo(f"{name}: {len(chosen)} problems", err=True)
                 evaluations.append(human_eval.evaluate(client, name, chosen, sandbox=sandbox, on_result=show))
     except (ApiError, ServerUnreachable, NoDataset) as error:
-        raise click.ClickException(str(error)) from error
+        raise failed(error) from error
     click.echo(json.dumps(_as_json(evaluations)) if as_json else _table(evaluations))
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from app.cli.echo import InputRefused
 from app.cli.settings_defaults import TokenCount, obey_offline
 from quantize.kv_cache_types import CACHE_TYPES
 
@@ -56,7 +57,7 @@ def command(
     try:
         machine = load_recording(replay) if replay else None
     except BadRecording as error:
-        raise click.ClickException(f"{error}. Make one with `tessera devices --record FILE`.") from error
+        raise InputRefused(f"{error}. Make one with `tessera devices --record FILE`.") from error
     with closing(EngineFacade()) as services:
         report, placement = services.fit(
             model,

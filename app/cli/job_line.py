@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar
 import click
 
 from app.cli.connection import connected
-from app.cli.echo import echo
+from app.cli.echo import InputRefused, echo
 from app.cli.progress import JobLine
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ class Interrupted(click.ClickException):
 
     exit_code = 130  # the exit code that shells use for Ctrl-C
 
-    def __init__(self, state: str) -> None:
-        super().__init__("Cancelled." if state == "cancelled" else "Paused.")
+    def __init__(self, state: str, words: str = "") -> None:
+        super().__init__(words or ("Cancelled." if state == "cancelled" else "Paused."))
         self.state = state
 
 
@@ -192,7 +192,7 @@ def _found(client: "Client", text: str) -> "Job":
     matches = [job for job in jobs if job.id == text] or [job for job in jobs if text and job.id.startswith(text)]
     if len(matches) != 1:
         problem = f"Several jobs begin with {text!r}." if matches else f"There is no job {text!r}."
-        raise click.ClickException(f"{problem} `tessera jobs` lists the jobs.")
+        raise InputRefused(f"{problem} `tessera jobs` lists the jobs.")
     return matches[0]
 
 

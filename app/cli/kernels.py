@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli.echo import echo
+from app.cli.echo import InputRefused, NotPossibleHere, echo
 from devices.errors import PackRefused
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def verify_packs(name: str | None) -> None:
 
     packs = [pack for pack in _store().active() if name in {None, pack.manifest.name}]
     if not packs:
-        raise click.ClickException(f"No pack{f' named {name}' if name else ''} is in use.")
+        raise InputRefused(f"No pack{f' named {name}' if name else ''} is in use.")
     for pack in packs:
         with _refusals(pack.manifest.name):
             trial = verify(pack)
@@ -109,11 +109,9 @@ class _refusals:  # noqa: N801 - reads as a statement
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if isinstance(error, PackRefused):
-            raise click.ClickException(f"{self._what} was refused: {error.reason.rstrip('.')}.") from error
+            raise InputRefused(f"{self._what} was refused: {error.reason.rstrip('.')}.") from error
         if isinstance(error, OSError):
-            raise click.ClickException(
-                f"{self._what} could not be installed: {error.strerror or error}."
-            ) from error
+            raise NotPossibleHere(f"{self._what} could not be installed: {error.strerror or error}.") from error
 
 
 def _print_devices(trial: "PackTrial") -> None:

@@ -2,7 +2,7 @@
 
 import click
 
-from app.cli.echo import echo
+from app.cli.echo import InputRefused, echo
 from engine.services import EngineFacade
 
 _NONE = (
@@ -46,7 +46,7 @@ def remove(name: str) -> None:
     keys = services.keys
     if not keys.remove(name):
         if not services.program_keys.remove(name):
-            raise click.ClickException(f"There is no key named {name!r}.")
+            raise InputRefused(f"There is no key named {name!r}.")
         echo(f"{name} needs to be connected again: tessera launch {name} --connect", err=True)
         return
     if not keys.all():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.echo import echo
+from app.cli.echo import NotPossibleHere, echo, failed
 from devices.programs import installed_program
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def command(
             _print_limits(endpoint, integration)
             sys.exit(_start(integration.launch(endpoint, folder), folder, arguments, integration, dry_run))
     except (TesseraError, ApiError, ServerUnreachable) as error:
-        raise click.ClickException(str(error)) from error
+        raise failed(error) from error
 
 
 def _list(store: "ConnectStore") -> None:
@@ -150,10 +150,10 @@ def _write(
 
 
 def _installed(launch: "Launch", integration: "Integration") -> str:
-    """Path of the program. Raises: ClickException: it is not installed."""
+    """Path of the program. Raises: NotPossibleHere: it is not installed."""
     program = installed_program(launch.argv[0])
     if program is None:
-        raise click.ClickException(f"{launch.argv[0]} is not installed. Install it with: {integration.install}")
+        raise NotPossibleHere(f"{launch.argv[0]} is not installed. Install it with: {integration.install}")
     return program
 
 

@@ -3,7 +3,7 @@
 import click
 import msgspec
 
-from app.cli.echo import echo
+from app.cli.echo import InputRefused, echo
 from app.tools.types import shown_text
 
 
@@ -19,7 +19,7 @@ def command(name: str | None, *, as_json: bool) -> None:
         if name.casefold() == "tessera":
             echo(own_licence())
             return
-        raise click.ClickException(f"No part is named {shown_text(name)}; `tessera licences` lists all.")
+        raise InputRefused(f"No part is named {shown_text(name)}; `tessera licences` lists all.")
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(matches), indent=2).decode())
     elif name is not None:

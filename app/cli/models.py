@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.cli.converter import converter_command
-from app.cli.echo import echo
+from app.cli.echo import NotPossibleHere, echo
 from app.cli.models_files import (
     alias_command,
     convert_command,
@@ -213,7 +213,7 @@ def load_command(
 
     client = running_server()
     if client is None:
-        raise click.ClickException("No server is running. Start one: tessera serve, or tessera service install")
+        raise NotPossibleHere("No server is running. Start one: tessera serve, or tessera service install")
     with client:
         loaded = client.load(model, LoadRequest(n_ctx=ctx, kv_type=kv, ttl_s=ttl_s, pinned=pinned))
     if as_json:

@@ -179,7 +179,7 @@ def pull_command(
             pulled = finish(client, _resume_or_start(client, request), ModelMade, show, on_interrupt="pause")
     except Interrupted as stopped:
         if stopped.state == "paused":
-            raise click.ClickException("Paused. Run the same command to continue.") from None
+            raise Interrupted(stopped.state, "Paused. Run the same command to continue.") from None
         raise
     finally:
         if isinstance(show, ProgressBar):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.echo import echo
+from app.cli.echo import echo, failed
 from app.format import size
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def quark_command(source: Path, out: Path, context: int, form: "Form") -> None:
     try:
         done = export(source, out.absolute(), tokens=context, form=form)
     except TesseraError as error:
-        raise click.ClickException(str(error)) from error
+        raise failed(error) from error
     for notice in done.notices:
         echo(notice, err=True)
     echo(f"{done.folder}: {size(done.graph_bytes)}")

@@ -6,7 +6,7 @@ from urllib.parse import quote, urlsplit
 import click
 import segno
 
-from app.cli.echo import echo
+from app.cli.echo import InputRefused, NotPossibleHere, echo
 from app.client import ApiError, running_server
 from engine.api.requests import KeyRequest
 
@@ -19,7 +19,7 @@ def command(name: str) -> None:
     """The server must listen at an address that the phone can reach."""
     client = running_server()
     if client is None or urlsplit(client.url).hostname in _LOCAL:
-        raise click.ClickException(
+        raise NotPossibleHere(
             "No server of this computer can be reached by a phone. Start one: "
             f"tessera keys add NAME, then tessera serve --host {_address()}"
         )
@@ -27,7 +27,7 @@ def command(name: str) -> None:
         try:
             key = client.make_key(KeyRequest(name=name))
         except ApiError as error:
-            raise click.ClickException(f"{error} Choose another: tessera phone --name NAME") from error
+            raise InputRefused(f"{error} Choose another: tessera phone --name NAME") from error
         link = f"{client.url}/chat#key={quote(key.key)}"
     segno.make(link, error="m", micro=False).terminal(compact=True)
     echo(link)

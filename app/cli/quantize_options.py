@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from app.cli.echo import InputRefused
+
 _UNITS = {
     "": 1, "b": 1,
     "k": 10**3, "kb": 10**3, "kib": 2**10,
@@ -108,7 +110,7 @@ def parse_gate(text: str | None) -> str | None:
 
 
 def check_plan(plan: Path | None, keys: list[str]) -> None:
-    """Verify a plan's signature. Raises: click.UsageError: no plan. ClickException: no key signed it."""
+    """Verify a plan's signature. Raises: click.UsageError: no plan. InputRefused: no key signed it."""
     from app.kernel_pack_index import check_signature
     from devices.errors import PackRefused
 
@@ -118,10 +120,10 @@ def check_plan(plan: Path | None, keys: list[str]) -> None:
     try:
         text = signature.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise click.ClickException(f"The plan's signature {signature} cannot be read: {error}") from error
+        raise InputRefused(f"The plan's signature {signature} cannot be read: {error}") from error
     try:
         check_signature(plan.read_bytes(), text, keys)
     except PackRefused as error:
-        raise click.ClickException(
+        raise InputRefused(
             f"{plan} was not signed with the key you gave, or was changed since: nothing was written."
         ) from error

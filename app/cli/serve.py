@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from app.cli.settings_defaults import SettingDefault, TokenCount, obey_offline
 from quantize.kv_cache_types import CACHE_TYPES
@@ -130,6 +131,9 @@ def command(
     from app.cli.settings_defaults import checked_settings
     from app.evals.gate_tasks import NAMED_TASKS
     from app.settings import keep_models_folder
+    from engine.core.paths import user_paths
+    from engine.placement.pins import check_pin
+    from engine.placement.resources import open_resources
     from engine.placement.types import PlacementLimits
     from engine.runner.orphans import die_with_parent
     from engine.server.options import ServeOptions
@@ -142,6 +146,9 @@ def command(
     if parent is not None:
         die_with_parent(parent)
     obey_offline()
+    # A device of the settings may come back. A typed name that is unknown is a mistake.
+    if device is not None and ctx.get_parameter_source("device") is ParameterSource.COMMANDLINE:
+        check_pin(open_resources(user_paths()).machine.full(), device)
     serve(
         ServeOptions(
             host=host,

@@ -6,7 +6,7 @@ import os
 import click
 
 from app import os_service
-from app.cli.echo import echo
+from app.cli.echo import NotPossibleHere, echo
 from app.cli.logs import command as logs
 from app.settings import given_environment
 from app.tools.types import shown_text
@@ -26,7 +26,7 @@ def install(options: tuple[str, ...]) -> None:
         manager = os_service.manager(own_command("serve", *options), env=given_environment())
         os_service.install(manager)
     except (os_service.ServiceFailed, OSError) as error:
-        raise click.ClickException(shown_text(str(error))) from error
+        raise NotPossibleHere(shown_text(str(error))) from error
     echo(f"Installed with {manager.name}: {manager.path}")
     _, left_out = os_service.passed_variables(os.environ)
     if manager.variables:
@@ -46,7 +46,7 @@ def status(*, as_json: bool) -> None:
     try:
         seen = os_service.status(os_service.manager(own_command("serve")))
     except os_service.ServiceFailed as error:
-        raise click.ClickException(shown_text(str(error))) from error
+        raise NotPossibleHere(shown_text(str(error))) from error
     if as_json:
         facts = {
             "manager": seen.manager, "path": str(seen.path), "installed": seen.installed, "running": seen.running
@@ -63,7 +63,7 @@ def restart() -> None:
     try:
         os_service.restart(os_service.manager(own_command("serve")))
     except os_service.ServiceFailed as error:
-        raise click.ClickException(shown_text(str(error))) from error
+        raise NotPossibleHere(shown_text(str(error))) from error
     echo("Restarted.")
 
 
@@ -76,5 +76,5 @@ def remove() -> None:
     try:
         there = os_service.remove(os_service.manager(own_command("serve")))
     except (os_service.ServiceFailed, OSError) as error:
-        raise click.ClickException(shown_text(str(error))) from error
+        raise NotPossibleHere(shown_text(str(error))) from error
     echo("Removed." if there else "It was not installed.")

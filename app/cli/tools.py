@@ -6,7 +6,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from app.cli.echo import echo
+from app.cli.echo import InputRefused, echo, failed
 from app.tools.types import shown_text
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def add_command(
             raise click.UsageError("Name a tool server and its command or address, or use --from FILE.")
         ServerList().add(servers)
     except BadMcpConfig as error:
-        raise click.ClickException(str(error)) from error
+        raise failed(error) from error
     echo("added: " + ", ".join(shown_text(server.name) for server in servers), err=True)
 
 
@@ -143,9 +143,7 @@ def sign_in_command(name: str) -> None:
 
     config = _server(name)
     if not config.url:
-        raise click.ClickException(
-            f"{name} is started on this computer; only a server at an address has a sign-in."
-        )
+        raise InputRefused(f"{name} is started on this computer; only a server at an address has a sign-in.")
     probed = sign_in(config, Path.cwd(), open_page)
     if probed.problem:
         raise click.ClickException(shown_text(probed.problem))
@@ -171,9 +169,9 @@ def remove_command(name: str) -> None:
     try:
         remove_server(name)
     except KeyError:
-        raise click.ClickException(f"There is no server {name!r}; tessera tools list shows them.") from None
+        raise InputRefused(f"There is no server {name!r}; tessera tools list shows them.") from None
     except BadMcpConfig as error:
-        raise click.ClickException(str(error)) from error
+        raise failed(error) from error
 
 
 @command.command("forget")
@@ -185,7 +183,7 @@ def forget_command(key: str) -> None:
     store = ConsentStore()
     decisions = store.all()
     if key != "all" and key not in decisions:
-        raise click.ClickException(f"There is no saved decision about {key!r}; tessera tools list shows all.")
+        raise InputRefused(f"There is no saved decision about {key!r}; tessera tools list shows all.")
     for name in decisions if key == "all" else [key]:
         store.keep(name, None)
 
@@ -215,9 +213,9 @@ def _server(name: str) -> "McpServerConfig":
     try:
         config = ServerList().find(name)
     except BadMcpConfig as error:
-        raise click.ClickException(str(error)) from error
+        raise failed(error) from error
     if config is None:
-        raise click.ClickException(f"There is no server {name!r}; tessera tools list shows them.")
+        raise InputRefused(f"There is no server {name!r}; tessera tools list shows them.")
     return config
 
 

@@ -9,7 +9,7 @@ import sys
 
 import click
 
-from app.cli.echo import echo
+from app.cli.echo import NotPossibleHere, echo
 from app.cli.quantize_options import Size
 from app.format import size
 
@@ -32,7 +32,7 @@ def command(port: int, threads: int, memory: int | None) -> None:
             probe.bind((LOOPBACK, port))
         except OSError as error:
             why = f"Port {port} cannot be used ({error.strerror}); choose another: --port"
-            raise click.ClickException(why) from error
+            raise NotPossibleHere(why) from error
     facts = FactsOf(socket.gethostname(), memory)
     for device in facts.now().devices:
         echo(f"{device.name}: {device.description}, {size(device.free_bytes)} free")

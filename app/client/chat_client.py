@@ -8,6 +8,7 @@ import select
 import socket
 import ssl
 import threading
+import time
 import weakref
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -109,6 +110,8 @@ class HttpTransport:
             connection.sock.settimeout(read_s)
             headers = {**self._headers, **({"content-type": "application/json"} if body is not None else {})}
             connection.request(method, self._target(path, query), body, headers)
+            if method == "POST":
+                self._wait_with_load(connection.sock, read_s)
             with connection.getresponse() as response:
                 yield response
                 whole = response.isclosed() or response.length == 0
@@ -121,6 +124,29 @@ class HttpTransport:
                 self._idle.append(connection)
         if not reusable:
             self._drop(connection)
+
+    def _wait_with_load(self, opened: socket.socket, read_s: float) -> None:
+        """Wait for the first byte, at most `read_s` after the last progress of a model that the server loads.
+
+        TLS may have sent bytes of its own; then only the socket's timeout counts.
+        Raises: TimeoutError.
+        """
+        seen: list[Any] = []
+        changed_at = time.monotonic()
+        while not select.select([opened], [], [], min(LOOK_S, read_s))[0]:
+            if (now := self._load_progress()) not in (None, seen):
+                seen, changed_at = now, time.monotonic()
+            elif time.monotonic() - changed_at >= read_s:
+                raise TimeoutError(f"no response and no progress for {read_s:.0f} s")
+
+    def _load_progress(self) -> list[Any] | None:
+        """Models that are being loaded, with their phase and progress; None if the server does not say."""
+        try:
+            reply = self.ask("GET", "/tessera/v1/loaded", None, {}, CONNECT_S, FIRST_S)
+            models = json.loads(reply.content)["models"]
+            return [(m["id"], m.get("phase"), m.get("progress")) for m in models if m["state"] == "loading"]
+        except (*Failed, Closed, ValueError, LookupError, TypeError):
+            return None
 
     def lines(self, response: http.client.HTTPResponse) -> Iterator[str]:
         """Lines of a response as they arrive, without line ends. Raises: Failed, Closed."""
@@ -213,8 +239,10 @@ T = TypeVar("T")
 CONNECT_S: Final = 2.0
 # Right after its start, a server on a busy computer is still importing what the first such request needs.
 FIRST_S: Final = 30.0
-# Loading a large model from a slow disk takes minutes; the server sends pings meanwhile.
+# A stream has pings. For other responses it counts from the last progress of a model that is being loaded.
 READ_S: Final = 600.0
+# Pause between questions for that progress.
+LOOK_S: Final = 30.0
 NO_QUERY: Final[Mapping[str, Any]] = {}
 # One decoder per response type.
 _DECODERS: Final[dict[Any, msgspec.json.Decoder[Any]]] = {}

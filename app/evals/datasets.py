@@ -9,6 +9,7 @@ from typing import Final
 
 from devices.atomic_file import scratch_folder
 from devices.child_command import interpreter
+from devices.errors import EnvironmentFault
 from engine.core.paths import user_paths
 
 _FETCH_S: Final = 300
@@ -46,7 +47,7 @@ HUMAN_EVAL: Final = Dataset(
 )
 
 
-class NoDataset(Exception):
+class NoDataset(EnvironmentFault):
     """The data set is missing and could not be downloaded; `reason` is the cause."""
 
     def __init__(self, dataset: Dataset, reason: str) -> None:

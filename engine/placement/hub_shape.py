@@ -8,13 +8,15 @@ from pathlib import Path
 
 import msgspec
 
-from engine.core.errors import BadModelFile
+from devices.errors import TesseraError
+from engine.core.errors import BadModelFile, InputFault
 from engine.core.paths import Paths
 from engine.library.catalogue import Catalogue, require
 from engine.library.hub.client import HubClient
 from engine.library.hub.file_selection import choose, parse_hub_name
 from engine.library.hub.plan import FitEstimator, plan_repository
 from engine.library.hub.types import FitEstimate, RepoPlan
+from engine.library.inspect_files import inspect_gguf
 from engine.library.types import Details
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.load_settings import default_context, load_settings, with_engine_args
@@ -86,10 +88,19 @@ def find(
 ) -> tuple[ModelShape, LoadSettings]:
     """Shape and settings; only the headers of a repository are read. `projector` is loaded with the model.
 
-    Raises: ModelNotFound, the errors of HubClient and of reading the file.
+    Raises: ModelNotFound, the errors of HubClient and of reading the file; InputFault: `projector` is none.
     """
     shape, settings = _resolve(model, catalogue, placer)
+    if projector is not None and not _is_projector(Path(projector)):
+        raise InputFault(because("no_projector", file=projector), "projector")
     return shape, settings if projector is None else msgspec.structs.replace(settings, mmproj_path=projector)
+
+
+def _is_projector(path: Path) -> bool:
+    try:
+        return inspect_gguf(path).is_projector
+    except TesseraError:  # not a GGUF file
+        return False
 
 
 def _resolve(model: str, catalogue: Catalogue, placer: Placer) -> tuple[ModelShape, LoadSettings]:

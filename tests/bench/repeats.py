@@ -1,11 +1,12 @@
 """How often the same request gives the same answer: prompts in rounds on an idle server, warm, and after restarts.
 
     python tests/bench/repeats.py [--prompts 20] [--rounds 6] [--model smollm2-135m-instruct,spark] [--record]
+                                  [--ways chat,completions,terminal]
 
 Prints how many prompts had one answer, in each protocol and in the terminal, in all rounds together. The first
 round is cold, the middle one too, those between are warm, and the second half follows a restart with what the first
 left on disk. The prompts of a round share beginnings. The first model is quantized, the second has 16-bit weights.
-On two quiet cores the whole grid takes about 50 minutes; each round prints its seconds.
+On two quiet cores the whole grid takes about 50 minutes; `--ways` runs a part of it. Each round prints its seconds.
 """
 
 import argparse
@@ -27,6 +28,8 @@ from tests.support.servers import RunningServer
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "smollm2-135m-instruct"
+TERMINAL = "terminal"
+EVERY_WAY = (*(way.__name__ for way in WAYS), TERMINAL)
 TOPICS = ("Italy", "the moon", "bread", "steam engines", "chess", "whales", "paper", "Vienna", "tea", "volcanoes")
 NOTES = "Notes: the north has rivers, hills and old towns; the south has ports, markets and one long railway. "
 
@@ -58,8 +61,8 @@ def terminal(home: Path, name: str, text: str) -> str:
     return done.stdout
 
 
-def run(name: str, count: int, rounds: int) -> dict[str, tuple[int, int, int]]:
-    """Ask and count: by protocol, prompts with one answer, all prompts, and the most different answers of one."""
+def run(name: str, count: int, rounds: int, ways: list[str]) -> dict[str, tuple[int, int, int]]:
+    """By protocol: prompts with one answer, all prompts, and the most different answers that one of them had."""
     found: dict[tuple[str, str], list[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
@@ -77,9 +80,11 @@ def run(name: str, count: int, rounds: int) -> dict[str, tuple[int, int, int]]:
                         begun = time.monotonic()
                         for text in prompts(count):
                             for way in WAYS:
-                                said = answer(http, name, way, text)
-                                found.setdefault((way.__name__, text), []).append(said)
-                            found.setdefault(("terminal", text), []).append(terminal(home, name, text))
+                                if way.__name__ in ways:
+                                    said = answer(http, name, way, text)
+                                    found.setdefault((way.__name__, text), []).append(said)
+                            if TERMINAL in ways:
+                                found.setdefault((TERMINAL, text), []).append(terminal(home, name, text))
                         print(f"run {turn + 1} round {i + 1}: {time.monotonic() - begun:.1f} s", flush=True)
             finally:
                 server.stop()
@@ -96,10 +101,14 @@ if __name__ == "__main__":
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--model", default=f"{NAME},spark")
+    parser.add_argument("--ways", default=",".join(EVERY_WAY), help=f"some of {', '.join(EVERY_WAY)}")
     parser.add_argument("--record", action="store_true")
     given = parser.parse_args()
+    unknown = set(given.ways.split(",")) - set(EVERY_WAY)
+    if unknown:
+        parser.error(f"unknown ways: {', '.join(sorted(unknown))}")
     for model in given.model.split(","):
-        for way, (once, asked, most) in run(model, given.prompts, given.rounds).items():
+        for way, (once, asked, most) in run(model, given.prompts, given.rounds, given.ways.split(",")).items():
             if given.record:
                 record(
                     "repeats", "prompts with one answer", once, f"of {asked}", n=2 * given.rounds,

@@ -96,6 +96,11 @@ def test_a_conversation_remembers():
         (("chat", "-p", "word " * 3000), 3, "1024"),
         (("serve", "--host", "0.0.0.0"), 3, "API key"),
         (("serve", "--port", "99999"), 2, "99999"),
+        (("serve", "--port", "0", "--device", "no-such-device"), 3, "no-such-device"),
+        (("launch", "claude", "--model", "no-such-model"), 3, "no-such-model"),
+        (("code", "docs", "-m", "no-such-model", "-p", "x"), 3, "no-such-model"),
+        (("jobs", "cancel", "no-such-job"), 3, "no-such-job"),
+        (("tools", "remove", "no-such-tool"), 3, "no-such-tool"),
         (("nonsense",), 2, "nonsense"),
     ],
 )

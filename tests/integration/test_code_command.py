@@ -161,7 +161,7 @@ def test_an_agent_is_started_with_what_it_needs(server, tmp_path, monkeypatch):
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
     refused = run("launch", "claude", "--print", "hi there")
-    assert refused.exit_code == 1
+    assert refused.exit_code == 3
     assert "Claude Code needs 32,768 tokens of context" in refused.output
     assert not seen_path.exists()
     monkeypatch.setitem(NEEDS, "claude", ContextNeed(least=900, opening=400, source="a test"))

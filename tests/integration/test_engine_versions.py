@@ -182,11 +182,11 @@ def test_one_that_goes_bad_is_rolled_back_by_verify(sound, bundled_model):
     bindings = engines_folder() / "0.3.99" / "llama_cpp" / "llama_cpp.py"
     bindings.write_text(compute_otherwise(bindings.read_text(encoding="utf-8")), encoding="utf-8")
     done = tessera("verify")
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert "Version shipped is used again" in done.stderr
     assert store.chosen() is None
     done = tessera("use", "0.3.99")
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert "computes something else" in done.stderr
     assert store.chosen() is None
 
@@ -214,7 +214,7 @@ def test_what_is_no_such_wheel_is_refused_in_words(tmp_path, name, make, words):
     path = tmp_path / name
     make(path)
     done = tessera("install", str(path))
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert re.search(words, done.stderr), done.stderr
     assert not list(engines_folder().glob("0*"))
 

@@ -119,7 +119,7 @@ def test_a_library_that_does_not_load_keeps_the_one_in_use(tmp_path, abi):
         install(store, broken)
     assert [p.folder for p in store.active()] == [good.folder]
     done = tessera("install", str(broken))
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert "was refused" in done.stderr
     assert "Traceback" not in done.stderr
 

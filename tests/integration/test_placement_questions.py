@@ -128,7 +128,7 @@ def test_an_agent_is_started_with_the_context_it_needs(server, tessera_home, tmp
     )
     assert chosen.status_code == 200
     refused = CliRunner().invoke(cli, ["launch", "claude", "--model", "long"], catch_exceptions=False)
-    assert refused.exit_code == 1
+    assert refused.exit_code == 3
     assert "you set it to 8,192" in refused.output
 
 

@@ -100,7 +100,7 @@ def test_the_units_command_is_the_server(systemctl, tmp_path):
 def test_a_manager_that_refuses_is_quoted_without_its_control_characters(systemctl, tmp_path):
     (tmp_path / "broken").touch()
     done = tessera("install")
-    assert done.returncode == 1
+    assert done.returncode == 4
     assert "`systemctl --user enable tessera.service` failed: Failed to enable unit: Access denied" in done.stderr
     assert "\x1b" not in done.stderr
 
@@ -111,7 +111,7 @@ def test_a_user_without_a_login_is_told_that_services_need_one(systemctl, tmp_pa
         "#!/bin/sh\necho 'Failed to connect to bus: No medium found' >&2\nexit 1\n", encoding="utf-8"
     )
     done = tessera("install")
-    assert done.returncode == 1
+    assert done.returncode == 4
     assert "No medium found. Services need a login of this user" in done.stderr
 
 
@@ -119,7 +119,7 @@ def test_no_manager_is_said_with_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("PATH", str(tmp_path))
     done = tessera("install")
-    assert done.returncode == 1
+    assert done.returncode == 4
     assert "systemctl is not here" in done.stderr
     assert not (tmp_path / "config").exists()
 
@@ -215,7 +215,7 @@ def test_the_server_of_the_service_uses_the_folders_and_settings_of_who_installe
 
 def test_a_service_that_could_not_be_installed_leaves_nothing(systemctl, tmp_path):
     (tmp_path / "broken").touch()
-    assert tessera("install").returncode == 1
+    assert tessera("install").returncode == 4
     assert tessera("status").stdout.startswith("not installed")
 
 

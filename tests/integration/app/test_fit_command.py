@@ -3,11 +3,14 @@
 import json
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from app.cli.main import cli
 from app.format import size
+from devices.errors import InputFault
 from quantize.ggml_types import GgmlType
 from tests.support.fakes.fake_hub import FakeHub
 from tests.support.machines.machines import machines
@@ -128,12 +131,27 @@ def test_a_repository_that_is_not_there_is_one_sentence(hub):
 
 def test_a_projector_counts(tmp_path):
     projector = tmp_path / "mmproj.gguf"
-    projector.write_bytes(b"\0" * (50 << 20))
+    writer = gguf.GGUFWriter(projector, "clip")
+    writer.add_tensor("v.patch_embd.weight", np.zeros((1024, 1280), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     told = json.loads(run(SPARK, "--projector", str(projector), "--json").output)
-    assert sum(p["num_bytes"] for p in told["need"]["parts"] if p["name"] == "projector") == 60 << 20
+    needed = sum(p["num_bytes"] for p in told["need"]["parts"] if p["name"] == "projector")
+    assert needed == pytest.approx(1.2 * projector.stat().st_size, abs=1)
     assert told["needed_bytes"]["cpu"] == sum(p["num_bytes"] for p in told["need"]["parts"])
     missing = run(SPARK, "--projector", str(tmp_path / "none"))
     assert missing.exit_code != 0
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 5000, Path(SPARK).read_bytes()], ids=["empty", "zeros", "model"])
+def test_a_file_that_is_no_projector_is_refused(tmp_path, content):
+    file = tmp_path / "mmproj.gguf"
+    file.write_bytes(content)
+    refused = run(SPARK, "--projector", str(file))
+    assert isinstance(refused.exception, InputFault)
+    assert "mmproj.gguf is not a vision projector" in str(refused.exception)
 
 
 @pytest.mark.parametrize("arguments", [["none-such"], [SPARK, "--kv", "q9"], [SPARK, "--ctx", "0"]])

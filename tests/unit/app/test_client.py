@@ -17,6 +17,7 @@ from app.client import (
     ToolCalls,
     UnexpectedAnswer,
     answers,
+    chat_client,
     discovery,
     running_server,
 )
@@ -285,3 +286,52 @@ def test_what_took_the_port_of_a_server_that_crashed_and_says_nothing_is_not_wai
         begun = Stopwatch()
         assert running_server() is None
         assert begun.seconds() < discovery.FIRST_S / 2
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_load_is_waited_for_as_long_as_it_makes_progress(monkeypatch, moves):
+    looks = []
+    answered = threading.Event()
+
+    class Loading(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            looks.append(self.path)
+            if moves and len(looks) == 6:
+                answered.set()
+            row = {"id": "m", "state": "loading", "phase": "weights", "progress": len(looks) / 10 if moves else 0}
+            self.give({"models": [row]})
+
+        def do_POST(self):
+            assert answered.wait(60)
+            self.give({"id": "m", "state": "loaded"})
+
+        def give(self, answer):
+            body = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setattr(chat_client, "LOOK_S", 0.2)
+    monkeypatch.setattr(chat_client, "READ_S", 0.5)  # six looks take 1.2 s
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Loading)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        with Client(f"http://127.0.0.1:{server.server_port}") as client:
+            if moves:
+                assert client.load("m").state == "loaded"
+            else:
+                with pytest.raises(ServerUnreachable, match="no progress"):
+                    client.load("m")
+    finally:
+        answered.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert set(looks) == {"/tessera/v1/loaded"}

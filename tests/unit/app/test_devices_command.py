@@ -62,7 +62,7 @@ def test_a_bad_recording_is_one_sentence(tmp_path):
     file = tmp_path / "bad.json"
     file.write_text("{}")
     result = run("devices", "--from", str(file))
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "is not a machine recording" in result.output
     assert "Traceback" not in result.output
 

@@ -42,5 +42,5 @@ def test_the_command_prints_them():
     assert "may be exchanged" in text.stdout
     assert "GNU LESSER GENERAL PUBLIC LICENSE" in text.stdout
     unknown = subprocess.run([*command, "nobody\x1b[2J"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert unknown.returncode == 1
+    assert unknown.returncode == 3
     assert "\x1b" not in unknown.stderr

@@ -114,7 +114,7 @@ def test_the_window_without_a_display_says_so(monkeypatch):
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM"):
         monkeypatch.delenv(name, raising=False)
     result = CliRunner().invoke(window)
-    assert result.exit_code == 1
+    assert result.exit_code == 4
     assert "tessera chat" in result.output
 
 

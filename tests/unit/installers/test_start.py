@@ -57,8 +57,15 @@ def test_an_environment_without_the_window_serves_the_terminal(start, monkeypatc
     (tmp_path / "marker").write_text(f"server {start.fingerprint('server')}\n")
     monkeypatch.setattr(start, "build_tools", list)
     assert start.kind_of({}, ["doctor"]) == start.kind_of({}, ["--debug", "chat"]) == "server"
-    assert start.kind_of({}, []) == start.kind_of({}, ["window", "a.gguf"]) == "desktop"
-    assert start.kind_of({"--no-gui": ""}, []) == "server"
+    assert start.kind_of({}, ["window", "a.gguf"]) == "desktop"
+    assert start.kind_of({}, []) == start.kind_of({"--no-gui": ""}, []) == "server"
+    monkeypatch.setattr(start, "fingerprint", lambda kind: "of other locks")
+    assert not start.is_ready("server")
+    assert start.kind_of({}, []) == start.kind_of({}, ["doctor"]) == "server", (
+        "a change of the locks adds no window"
+    )
+    (tmp_path / "marker").write_text(f"desktop {start.fingerprint('desktop')}\n")
+    assert start.kind_of({}, []) == start.kind_of({}, ["doctor"]) == "desktop"
     assert start.kind_of({}, ["test", "--quick"]) == start.kind_of({"--no-gui": ""}, ["test"]) == "test"
 
 

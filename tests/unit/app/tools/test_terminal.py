@@ -99,4 +99,4 @@ def test_a_server_is_tested_and_shows_its_tools_or_why_it_failed(tmp_path):
     failed = CliRunner().invoke(cli, ["tools", "test", "broken"])
     assert (failed.exit_code, "did not start" in failed.stderr, "no key" in failed.stderr) == (1, True, True)
     gone = CliRunner().invoke(cli, ["tools", "test", "gone"])
-    assert (gone.exit_code, "no server 'gone'" in gone.stderr) == (1, True)
+    assert (gone.exit_code, "no server 'gone'" in gone.stderr) == (3, True)
