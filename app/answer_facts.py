@@ -21,7 +21,7 @@ class ToolCall(msgspec.Struct):
 
 
 class WebSource(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A page of the web that a tool found; `read`: its text was read, not only its excerpt."""
+    """A web page that a tool found; `read`: its text was read, not only its excerpt."""
 
     url: str
     title: str = ""
@@ -32,7 +32,8 @@ class WebSource(msgspec.Struct, frozen=True, omit_defaults=True):
 class AnswerFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Metadata of a message, stored as one JSON object with these field names."""
 
-    # Of a response. `first_s`: seconds from the request to the first token, including the time to load the model.
+    # Fields of a response. `first_s`: seconds from the request to the first token, including the time to load the
+    # model.
     usage: Usage | None = None
     timings: Timings | None = None
     first_s: float = 0.0
@@ -44,19 +45,19 @@ class AnswerFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     receipt: Receipt | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     edited: bool = False
-    # Of a response and of a tool result: pages of the web that it is based on.
+    # For responses and tool results: the web pages that they are based on.
     sources: tuple[WebSource, ...] = ()
-    # Of a response: remembered facts that its model got.
+    # For a response: the remembered facts that its model received.
     memories: tuple[str, ...] = ()
-    # Of a response that failed.
+    # Fields of a failed response.
     error: str = ""
     error_code: str = ""
     pictures_sent: bool = False
-    # Of a user message: the server rejected its images and answered without them.
+    # For a user message: the server rejected its images and answered without them.
     pictures_left_out: bool = False
-    # Of an imported message: parts that could not be imported.
+    # For an imported message: the parts that could not be imported.
     left_out: tuple[str, ...] = ()
-    # Of a tool result.
+    # Fields of a tool result.
     tool: str = ""
     call_id: str = ""
     ok: bool = True

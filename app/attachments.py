@@ -15,7 +15,7 @@ MAX_FILE_BYTES = 64 << 20
 MAX_IMAGE_BYTES = 20 << 20
 IMAGES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 OTHER_IMAGES = frozenset({".avif", ".bmp", ".gif", ".heic", ".heif", ".jxl", ".svgz", ".tif", ".tiff"})
-# "unread": formats of which the reader says in which other one to save them.
+# "unread": the reader rejects these formats and names the format to save them in.
 _PARSED = frozenset(
     {"pdf", "docx", "pptx", "xlsx", "opendocument", "rtf", "epub", "eml", "mbox", "notebook", "unread"}
 )

@@ -21,7 +21,8 @@ from devices.programs import installed_program
 
 NAME: Final = "tessera"
 LABEL: Final = "io.github.tessera.Tessera"
-# A service manager kills a server that has not ended after so many seconds; it may store prefixes meanwhile.
+# A service manager kills a server that has not ended after this many seconds, which the server may need to store
+# prefixes.
 _STOP_S: Final = round(END_S)
 # Service managers answer within one second, but systemd waits for a server that is being stopped.
 TIMEOUT_S: Final = _STOP_S + 30.0
@@ -33,7 +34,7 @@ _PASSED: Final = frozenset(
     | {"XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"}
 )
 _PASSED_BEGINNINGS: Final = ("TESSERA_", "HF_", "GGML_", "CUDA_", "HIP_", "ROCR_", "HSA_", "VK_", "ZE_", "OMP_")
-# These select the terminal's server and a server's own log. They are no input of a server.
+# These select the terminal's server and a server's own log. They are not settings of a service.
 _NOT_PASSED: Final = frozenset({"TESSERA_SERVER", "TESSERA_KEY", "TESSERA_OWN_LOG"})
 # Windows sets it for every program of the user.
 _WINDOWS_OWN: Final = frozenset({"PATH"})

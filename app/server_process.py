@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound="ChatClient")
 
 START_S: Final = 60.0  # imports are slow on a busy machine; a server that exits is reported immediately
-# A server that was told to end lets its jobs store their results (60 s) and then its runners their prefixes (120 s;
-# engine/jobs/jobs.py and engine/runner/watchdog.py). One that is killed loses them.
+# A server that is shutting down lets its jobs store their results (60 s) and then its runners their prefixes (120
+# s; engine/jobs/jobs.py and engine/runner/watchdog.py). A killed server loses them.
 END_S: Final = 200.0
 
 

@@ -120,7 +120,7 @@ def command(
 
 
 def _compare_places(model: str | None, *, as_json: bool) -> None:
-    """Measure a model on each place that was not measured yet, and print the speeds."""
+    """Measure a model in every place that has no measurement yet, and print the speeds."""
     import msgspec
 
     from engine.api.measuring import CompareRequest

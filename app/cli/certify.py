@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def command(
     models: tuple[str, ...], suite_name: str, cases: int | None, data: Path | None, as_json: bool, quiet: bool
 ) -> None:
-    """Run the suite and keep the certificates."""
+    """Run the suite and store the certificates."""
     import msgspec
 
     from app.cli.connection import connected

@@ -13,7 +13,7 @@ from engine.services import is_plain_text
 @click.argument("url", required=False)
 @click.option("--off", is_flag=True, help="Use this computer's own server again.")
 def command(url: str | None, *, off: bool) -> None:
-    """URL may be the link of a QR code, with the key in it; else the key is asked for."""
+    """URL may be the link of a QR code, with the key in it; otherwise you are asked for the key."""
     remote = RemoteServer()
     if off:
         remote.forget()

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from app.tools.types import shown_text
 
-# Wide enough that programs that read the output get uncut lines.
+# Programs that read the output need whole lines.
 _PIPE_COLUMNS = 1000
 
 

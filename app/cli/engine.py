@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @click.group(help="Other builds of llama.cpp: versions of llama-cpp-python, and llama-server programs.")
 def command() -> None:
-    """Never by themselves: a version is installed, checked and used when its owner says so."""
+    """You decide when a version is installed, checked and used; nothing changes by itself."""
 
 
 @command.command("add", context_settings={"ignore_unknown_options": True})
@@ -166,7 +166,7 @@ def fault_rules(*, all_rules: bool, update: Path | None, forget: str | None, as_
 
 
 def _updated(path: Path) -> "Rules":
-    """The rules of a signed file, now in use."""
+    """Put the rules of a signed file into use, and return them."""
     from app.cli.settings_defaults import checked_settings
     from app.kernel_pack_index import check_signature
     from devices.errors import FaultRulesRefused, PackRefused

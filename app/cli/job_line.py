@@ -105,7 +105,7 @@ def _left_running(client: "Client", job: str) -> Iterator[None]:
 
 
 class Interrupted(click.ClickException):
-    """A job was paused or cancelled; `state` is the one or the other."""
+    """A job was paused or cancelled; `state` tells the two apart."""
 
     exit_code = 130  # the exit code that shells use for Ctrl-C
 

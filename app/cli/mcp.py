@@ -47,7 +47,8 @@ def command(names: tuple[str, ...], port: int | None, model: str) -> None:
         client = stack.enter_context(connected())
         return client, {each.name: each.id for each in (client.collection(name) for name in names)}
 
-    # Clients wait only seconds for the first answer of a program that they start, and a server takes as long.
+    # Clients wait only seconds for the first answer of a program that they start, and starting a server takes about
+    # as long.
     with ExitStack() as stack, ThreadPoolExecutor(1) as thread:
         pending = thread.submit(opened)
         server = _server(pending, model)

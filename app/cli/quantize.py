@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from quantize.job.request import QuantizeReport
 
 EXIT_VETOED = 1
-EXIT_STOPPED = 130  # as after Ctrl-C elsewhere
+EXIT_STOPPED = 130  # the shells' exit code for Ctrl-C, as elsewhere
 _CONSENT = (
     "The programs that the model writes will be run on this computer, in a sandbox without network and without "
     "your files. Continue?"

@@ -14,7 +14,7 @@ from engine.api.remotes import RemoteRequest, RemoteRow
 
 @click.group(help="Spread one model over this computer and others (each runs `tessera worker`).")
 def command() -> None:
-    """The way there is SSH, with the user's own keys."""
+    """Connections use SSH with the user's own keys."""
 
 
 @command.command("add")

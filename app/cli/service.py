@@ -15,7 +15,7 @@ from devices.child_command import own_command
 
 @click.group(help="Run the server as a service: started at login, restarted if it ends.")
 def command() -> None:
-    """Uses the system's own manager of services, as this user."""
+    """Uses the system's service manager, as this user."""
 
 
 @command.command("install")

@@ -21,7 +21,7 @@ PORT = 50052
 @click.option("--threads", default=os.cpu_count() or 1, show_default="all", type=click.IntRange(1, 512))
 @click.option("--memory", type=Size(), help="Maximum main memory to offer, such as 8G.")
 def command(port: int, threads: int, memory: int | None) -> None:
-    """Listens on loopback only: who reaches it has an SSH account here."""
+    """Listens on loopback only, so only users with an SSH account here can reach it."""
     from app.worker.facts import FactsOf
     from app.worker.serve import LOOPBACK, Worker
 

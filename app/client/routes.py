@@ -280,7 +280,7 @@ class Routes(ChatRoutes, JobRoutes):
     bench_results = Route[[], BenchResults]("get", "/bench", BenchResults)
 
     def speed_curve(self, model: str) -> SpeedCurve:
-        """A model's speed over prompt lengths: forecast, measured points, and what is expected of both."""
+        """A model's speed over prompt lengths: forecast, measured points, and the speed expected from both."""
         return self.get(f"{OURS}/bench/curve", SpeedCurve, model=model)
 
     bench_shapes = Route[[], Shapes]("get", "/bench/shapes", Shapes)

@@ -21,7 +21,7 @@ class Stream(Protocol[T_co]):
         ...
 
     def close(self) -> None:
-        """Close the stream; the server stops the work behind it."""
+        """Close the stream; the server then stops its work on it."""
         ...
 
 
@@ -65,7 +65,7 @@ P = ParamSpec("P")
 class Route(Generic[P, T]):
     """A route as a method: `pin = Route[[str, str], Pinned]("post", "/models/{}/pin", Pinned, PinRequest)`.
 
-    The arguments fill the gaps of the path; one more is the body, or the only field of the struct `wraps`.
+    The arguments fill the placeholders of the path; one more is the body, or the only field of the struct `wraps`.
     """
 
     def __init__(self, verb: str, path: str, answer: type[T], wraps: type[msgspec.Struct] | None = None) -> None:

@@ -16,7 +16,7 @@ from engine.chat.fim import FimGap, shortened
 # 1/32 of the prefix keeps 95 % of the prompt cached. The minimum is about two lines.
 _SUFFIX_DIVISOR = 32
 _SUFFIX_FLOOR_CHARS = 96
-# Editors read no longer suggestion; each response is closed after its first token.
+# Editors do not read a longer suggestion; each response is closed after its first token.
 _MAX_TOKENS = 48
 
 

@@ -184,7 +184,7 @@ def run_by_git(top: Path) -> frozenset[Path]:
 
 
 def _from(folder: Path, value: str) -> Path:
-    """The place that a setting names, seen from `folder`; a home folder that is unknown stays as written."""
+    """The path that a setting names, relative to `folder`; a path in an unknown home folder stays as written."""
     with contextlib.suppress(RuntimeError):
         return Path(os.path.normpath(folder / Path(value).expanduser()))
     return Path(os.path.normpath(folder / value))

@@ -18,7 +18,7 @@ from engine.core.json_store import JsonStore
 from engine.core.paths import Paths
 
 _MAX_RECENT: Final = 20
-# The oldest session is deleted when another begins; a year of daily work.
+# The oldest session is deleted when another begins; enough for a year of daily work.
 _MAX_SESSIONS: Final = 400
 _MAX_TITLE_CHARS: Final = 200
 
@@ -31,7 +31,7 @@ class RecentProject(msgspec.Struct, frozen=True):
 
     @property
     def is_missing(self) -> bool:
-        """Whether the folder was moved or deleted. Reads the disk."""
+        """Return True if the folder was moved or deleted. Reads the disk."""
         return not Path(self.folder).is_dir()
 
 
@@ -168,7 +168,7 @@ class Sessions:
         db = apsw.Connection(str(self._path))
         try:
             db.set_busy_timeout(5000)
-            self._path.chmod(0o600)  # questions and parts of files, for their owner only
+            self._path.chmod(0o600)  # contains prompts and parts of files: readable only by their owner
             db.execute(_SCHEMA)
             yield db
         finally:
@@ -186,7 +186,7 @@ class SessionLog:
 
     @property
     def has_unsaved(self) -> bool:
-        """Whether a save was made that has not run."""
+        """True if a save was created that has not run yet."""
         return self._num_saves > self._last_saved
 
     def begin_turn(self, question: str, model: str) -> None:
@@ -204,7 +204,7 @@ class SessionLog:
             self._turn = msgspec.structs.replace(self._turn, text=text)
 
     def end_turn(self) -> bool:
-        """Add the answered request to the record. Returns False if there is none, or without any answer."""
+        """Add the answered request to the record. Returns False if there is no request, or no answer."""
         turn, self._turn = self._turn, None
         if turn is None or not turn.text.strip():
             return False
@@ -212,7 +212,7 @@ class SessionLog:
         return True
 
     def save(self, sessions: Sessions) -> Callable[[], None]:
-        """Returns what saves the record as it is now. Raises there: apsw.Error, OSError."""
+        """Returns a function that saves the record as it is now. That function raises apsw.Error or OSError."""
         self._num_saves += 1
         number = self._num_saves
         self.record.changed_at = time.time()

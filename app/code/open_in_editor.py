@@ -58,7 +58,7 @@ def _own(choice: str, file: Path, line: int) -> tuple[str, ...]:
 
 
 def _desktop(file: Path) -> tuple[str, ...]:
-    """The desktop's editor of text files. Only Linux was tried."""
+    """The desktop's default text editor. Tested only on Linux."""
     if sys.platform == "win32":
         return ("notepad.exe", str(file))
     if sys.platform == "darwin":

@@ -116,7 +116,7 @@ class Workspace:
             return bytes(data), stat.S_IMODE(os.fstat(descriptor).st_mode)
 
     def put(self, path: str, data: bytes, mode: int, *, is_link: bool = False) -> None:
-        """Write a file with these permissions, or a link with `data` as its target, where no other entry is.
+        """Write a file with these permissions, or a link to `data`, at a path that does not exist yet.
 
         Raises: PathRefused; OSError of the disk.
         """
@@ -193,7 +193,7 @@ class Workspace:
             return bool(os.fstat(descriptor).st_mode & stat.S_IXUSR)
 
     def num_missing_folders(self, path: str) -> int:
-        """How many folders `write` would make for this path. Raises: PathRefused."""
+        """Number of folders that `write` would create for this path. Raises: PathRefused."""
         parts, _ = _split(self.normalize(path))
         for count in range(len(parts)):
             with contextlib.suppress(FileMissing), self._folder(path, parts[: len(parts) - count], create=False):

@@ -1,4 +1,7 @@
-"""Which part of a conversation is summarized next, and what the model is sent of it. Nothing is asked here."""
+"""Selects the part of a conversation to summarize next, and the text of it that the model gets.
+
+Sends no request.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -6,14 +9,14 @@ from typing import Final
 
 from app.db.records import Message, Summary
 
-# Shares of the context. From FOLD_AT on the older part is folded, until KEEP of it is taken by what stays.
+# Shares of the context. Above FOLD_AT, the older part is folded until the rest takes up only KEEP.
 FOLD_AT: Final = 0.7
 KEEP: Final = 0.35
 # One summary reads at most this much, so that it fits together with the summaries before it and its own text.
 _CHUNK: Final = 0.4
 # Summaries that take more than this are summarized together.
 _SUMMARIES: Final = 0.2
-_OVERHEAD: Final = 8  # tokens a chat template puts around a message, rounded up
+_OVERHEAD: Final = 8  # tokens that a chat template adds to a message, rounded up
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class CompactedContext:
 
 
 def in_force(path: Sequence[Message], folds: Iterable[Summary]) -> list[Summary]:
-    """The folds of this branch that no later fold took in, oldest first."""
+    """The folds of this branch that no later fold includes, oldest first."""
     places = {message.id: place for place, message in enumerate(path)}
     summaries = [
         fold
@@ -66,7 +69,7 @@ def sent(path: Sequence[Message], folds: Iterable[Summary]) -> CompactedContext:
 
 
 def system_prompt(own: str, summaries: Sequence[Summary]) -> str:
-    """The system prompt with the summaries behind it: a new one leaves the beginning as it was."""
+    """The system prompt followed by the summaries, so that a new summary leaves its beginning unchanged."""
     parts = [own.strip()] if own.strip() else []
     if summaries:
         parts.append("Earlier parts of this conversation, summarized:")

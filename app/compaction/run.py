@@ -10,16 +10,17 @@ from app.client import ChatDelta, ChatResponse
 from app.compaction.plan import FOLD_AT, CompactedContext, SummaryRange, next_part, sent, system_prompt, tokens_of
 from app.db.records import Message, Summary
 
-# Characters a token has at least in prose: what is cut by it fits.
+# Minimum characters per token in prose: a text cut by this estimate fits.
 _CHARS_A_TOKEN = 2.5
 _MOST_PARTS = 64
 
 
 @dataclass
 class Compaction:
-    """One conversation's. `ask` streams the answer to messages; `keep` writes a fold and gives it back with its id.
+    """Functions for one conversation.
 
-    `render` turns messages into those of a request; `count` counts tokens as the model does, `of` a message's.
+    `ask` streams the answer to messages; `keep` stores a fold and returns it with its id. `render` turns messages
+    into those of a request; `count` counts tokens as the model does, `of` a message's.
     """
 
     path: Sequence[Message]
@@ -34,9 +35,9 @@ class Compaction:
     cancelled: Event = field(default_factory=Event)
 
     def run(self, limit: float = FOLD_AT) -> int:
-        """Fold until the context is below `limit` of what there is; returns how many folds were made.
+        """Fold until the messages take less than the share `limit` of the context; returns the number of new folds.
 
-        Raises: ApiError, ServerUnreachable: the server could not be asked; what was folded stays.
+        Raises: ApiError, ServerUnreachable: no response from the server; existing folds stay.
         """
         num_made = 0
         for _ in range(_MOST_PARTS):
@@ -67,7 +68,7 @@ class Compaction:
         seen: CompactedContext = sent(upto, self.folds)
         used = tokens_of(seen, self.own_prompt, self.count, self.of)
         if used + SUMMARY_TOKENS + self.count(INSTRUCTION) < 0.95 * self.n_ctx:
-            # As the chat has it, so that the model has read nearly all of it already.
+            # The same messages as in the chat, so that nearly all of the prompt is cached.
             prompt = system_prompt(self.own_prompt, seen.summaries)
             system = [{"role": "system", "content": prompt}] if prompt else []
             words = self._generate([*system, *self.render(seen.messages), {"role": "user", "content": INSTRUCTION}])
@@ -90,7 +91,7 @@ class Compaction:
         return whole.content
 
 
-# How a summary is asked for and put together: the model's words, and lines that must not change, as they were.
+# Requests and assembles a summary: the model's words, and lines that must be repeated unchanged.
 
 # Tokens of the model's own words.
 SUMMARY_TOKENS: Final = 220
@@ -140,7 +141,7 @@ def put_together(words: str, quotes: Sequence[str]) -> str:
 
 
 def quotes_of(messages: Sequence[Message]) -> list[str]:
-    """Sentences of the person with names, numbers or wishes, in their order: what small models lose first."""
+    """Sentences of the user with names, numbers or wishes, in order: small models lose these first."""
     ranked: list[tuple[int, int, str]] = []
     for message in messages:
         if message.role != "user":

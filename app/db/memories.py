@@ -22,12 +22,12 @@ def memories(connection: apsw.Connection) -> list[Memory]:
 
 
 def memories_for(connection: apsw.Connection, folder_id: int | None) -> list[Memory]:
-    """Facts for a chat: those for everywhere, and those of its project."""
+    """Facts for a chat: the global ones, and those of its project."""
     return [memory for memory in memories(connection) if memory.folder_id in {None, folder_id}]
 
 
 def add_memory(connection: apsw.Connection, text: str, folder_id: int | None = None) -> Memory:
-    """Store a fact for everywhere or for a project; one that exists is returned. Raises: MemoryRefused."""
+    """Store a fact, globally or for a project; return it if it exists already. Raises: MemoryRefused."""
     text = checked(text)
     stored = memories(connection)
     for memory in stored:

@@ -207,7 +207,7 @@ class AppContext:
 
     @property
     def checks_models(self) -> bool:
-        """Whether the user agreed that the hub is asked for the recommended models."""
+        """True if the user allows querying the hub for the recommended models."""
         return self.settings.now.flag("network.check_models") and not self.settings.now.flag("network.offline")
 
     def ask(
@@ -215,7 +215,7 @@ class AppContext:
     ) -> None:
         """Run `work` in the background, then `on_done`. Errors are shown on the page's banner.
 
-        `newest`: as in `Background.run`, among what the same banner reports.
+        `newest`: as in `Background.run`, for runs that report to the same banner.
         """
 
         def failed(error: Exception) -> None:

@@ -21,8 +21,8 @@ T = TypeVar("T")
 FLUSH_MS = 33
 # Time for running work to finish at close. A local server answers most requests sooner.
 GRACE_S = 2.0
-# How often unused cycles of objects are looked for, and after how many looks that found work among all objects: a
-# complete look takes some 50 ms with all pages open.
+# Interval of garbage collection, and the number of collections with work to do before a full one: a full collection
+# takes about 50 ms with all pages open.
 COLLECT_MS = 1000
 COMPLETE_AFTER = 60
 
@@ -172,8 +172,8 @@ class _Results(QObject):
 class _GarbageCollector(QTimer):
     """Python's garbage collector, on the main thread only.
 
-    On its own it runs on whichever thread allocates, and a widget that it deletes there while Qt uses it crashes
-    the program. `close` returns it to that.
+    By default it runs on whichever thread allocates, and a widget that it deletes there while Qt uses it crashes
+    the program. `close` restores the default.
     """
 
     def __init__(self, parent: QObject) -> None:
@@ -232,7 +232,7 @@ class Background(QObject):
         """Run `work` on a worker, then one callback on the main thread, unless `parent` was destroyed.
 
         Workers end in any order. `newest` names what is loaded for `parent`: a result that comes after a newer run
-        with that name began is dropped, so that what is shown is never older than what was asked last.
+        with that name began is dropped, so that an old result never replaces a newer one.
         """
         job = Job(parent or self)
         job.on_done, job.on_error = on_done, on_error
@@ -243,12 +243,15 @@ class Background(QObject):
         return job
 
     def is_loading(self, parent: QObject, newest: str) -> bool:
-        """Whether the result of a run with this name is still to come. Then a poll waits, or it would drop it."""
+        """True if the result of a run with this name is pending.
+
+        A poll then waits; otherwise it would drop that result.
+        """
         job = self._newest.get(parent, {}).get(newest)
         return job is not None and not (job.ended or job.cancelled.is_set())
 
     def drop(self, parent: QObject, newest: str) -> None:
-        """Drop the result of the run with this name, if it is still to come: it is not wanted any more."""
+        """Drop the pending result of the run with this name, if there is one: it is no longer needed."""
         job = self._newest.get(parent, {}).pop(newest, None)
         if job is not None:
             job.cancel()

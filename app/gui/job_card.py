@@ -83,7 +83,7 @@ class JobList(QWidget):
         self._show_or_hide()
 
     def is_seen(self, job: Job) -> bool:
-        """Whether the card of a job is in sight."""
+        """Return True if the card of a job is visible."""
         card = self._cards.get(job.id)
         return card is not None and not card.visibleRegion().isEmpty()
 

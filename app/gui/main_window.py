@@ -125,7 +125,7 @@ class MainWindow(QMainWindow):
         self._sections.show_pages([(page, titles.get(page, place.title)) for page in place.pages], name)
 
     def first_time(self, name: str) -> bool:
-        """Whether this is asked for the first time, on this and all earlier starts."""
+        """Return True if this is the first call with this name, in this or any earlier run."""
         key = f"seen/{name}"
         if self._geometry.value(key):
             return False

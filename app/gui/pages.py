@@ -10,7 +10,7 @@ from app.gui.main_window import MainWindow, PageEntry
 from app.gui.server_link import ServerLink
 from engine.api.jobs import Job, JobKind, ModelMade, result_of
 
-_LONG_JOB_S = 30.0  # people wait for a shorter job with the window in sight
+_LONG_JOB_S = 30.0  # users watch a shorter job in the window
 
 
 class Pages:
@@ -164,7 +164,7 @@ class Pages:
             self._chat_with(model_made.model)
 
     def _notify_of_end(self, job: Job) -> None:
-        """Say that a long job has ended, if the window is behind others."""
+        """Notify the user that a long job has ended, if another window is active."""
         window = self._window
         if job.state not in {"done", "failed"} or job.updated_at - job.created_at < _LONG_JOB_S:
             return
@@ -179,7 +179,7 @@ class Pages:
         QApplication.alert(window)
 
     def _on_busy(self, busy: bool) -> None:
-        """After the first answer of a local model that is no demo, say once what else can be done."""
+        """After the first answer of a local model that is not a demo, show once what else can be done."""
         chat = self._window.chat
         path = chat.controller.tree.path()
         model = self._services.models.get(chat.controller.conversation.model)

@@ -34,7 +34,7 @@ from quantize.kv_cache_types import CACHE_TYPES
 _DELAY_MS = 400
 _UNITS = {"_percent": " %", "_mib": " MiB", "keep_alive": " s"}  # by the end of a setting's name
 _CODE = 2  # length of a language code
-_TEST_LANGUAGE = "pseudo"  # finds texts that do not fit; no language for users
+_TEST_LANGUAGE = "pseudo"  # finds texts that do not fit; not a language for users
 
 
 class SettingsPage(Page):
@@ -242,7 +242,7 @@ class SettingsPage(Page):
             self._offer_restart(name)
 
     def _offer_restart(self, name: str) -> None:
-        """Offer to restart after a change that needs it. A change that was taken back needs none."""
+        """Offer to restart after a change that needs it. A change that was reverted needs no restart."""
         if not BY_NAME[name].restart:
             return
         if self._services.settings.now[name] == self._started[name]:

@@ -259,7 +259,7 @@ def _chat(
     *,
     when: float | None = None,
 ) -> Chat:
-    """Build a chat. Without a date of its own it has that of its last message."""
+    """Build a chat. Without a date, it gets the date of its last message."""
     rows = branches.ordered()
     when = when or max((row.created_s for row in rows if row.created_s), default=None)
     return Chat(title, rows, branches.shown(leaf), model, system, when)

@@ -45,7 +45,7 @@ class Branches:
     """Orders messages, parents first; skips messages that are not shown (system, tools, empty)."""
 
     rows: dict[str, tuple[str | None, Message | None]] = field(default_factory=dict)
-    # Answers of `shown`, so that a long row of hidden nodes is walked once.
+    # Cached results of `shown`, so that a long chain of hidden nodes is walked only once.
     _visible_parent: dict[str, str | None] = field(default_factory=dict)
 
     def add(self, key: str, parent: str | None, message: Message | None) -> None:

@@ -54,7 +54,7 @@ def offered(paths: Paths | None = None, *, window: bool = False) -> list[Offered
 
 
 def remove_server(name: str) -> None:
-    """Remove a server, and what it gave at a sign-in. Raises: BadMcpConfig, OSError, KeyError."""
+    """Remove a server and its sign-in. Raises: BadMcpConfig, OSError, KeyError."""
     servers = ServerList()
     removed = servers.find(name)
     servers.remove(name)

@@ -26,7 +26,10 @@ _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """What a server gave at the sign-in, as JSON of the mcp package. `metadata`: where it renews its tokens."""
+    """A stored sign-in: what the server issued, as JSON of the mcp package.
+
+    `metadata`: where tokens are renewed.
+    """
 
     tokens: str
     client: str
@@ -52,7 +55,7 @@ class SignIns:
 
 
 class _Storage:
-    """The grant of one server in the form that the mcp package asks for. `store` is called with each new one."""
+    """The grant of one server in the form that the mcp package requires. `store` is called with each new one."""
 
     def __init__(self, grant: Grant | None, store: Callable[[Grant], object]) -> None:
         self.grant = grant or Grant("", "")
@@ -110,7 +113,7 @@ class SignIn:
         from http.server import ThreadingHTTPServer
 
         self._url, self._open_page = url, open_page
-        self._storage = _Storage(None, lambda _: None)  # what a sign-in that fails was given is stored nowhere
+        self._storage = _Storage(None, lambda _: None)  # nothing that a failed sign-in received is stored
         self._cancelled = threading.Event()
         self._state = ""
         self._answer: dict[str, str] | None = None
@@ -194,12 +197,15 @@ class SignIn:
                 self.wfile.write(page)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-                """Write nothing: the address has the code."""
+                """Log nothing: the address contains the code."""
 
         return Handler
 
     def _take(self, path: str) -> tuple[int, str]:
-        """The browser comes back. Any web page could call this address; only the server's page knows the state."""
+        """Handle the browser's return.
+
+        Any web page could call this address; only the server's page knows the state.
+        """
         parts = urlsplit(path)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         if parts.path != "/callback" or not self._state or query.get("state") != self._state:

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 MAX_RECALLED_CHARS: Final = 4000
 _CHARS_OF_CONTEXT: Final = 0.3  # for each token of the context
 _WORD = re.compile(r"\w{3,}")
-# Sources whose results cannot carry a stranger's text into the memory.
+# Sources whose results cannot bring other people's text into the memory.
 _HARMLESS: Final = frozenset({MEMORY, CALCULATOR})
 
 # Vectors of these texts, in order, as a query or as passages; None if there is no model for that.
@@ -43,7 +43,7 @@ def memory_prompt(memories_found: Sequence[Memory]) -> str:
 
 
 def recalled(stored: Sequence[Memory], question: str, embed: Embed, n_ctx: int = 0) -> tuple[Memory, ...]:
-    """The facts for a question: all if they are short together, else the nearest by meaning, or by words.
+    """The facts for a question: all of them if they are short, else the closest by semantic or keyword search.
 
     `n_ctx`: tokens of the model's context; 0 is unknown.
     """

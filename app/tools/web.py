@@ -1,4 +1,4 @@
-"""Web search and page reading. What pages and search services send is untrusted and bounded.
+"""Web search and page reading. Responses of pages and search services are untrusted, and their size is limited.
 
 A page is read from an address that was checked: never this computer, the local network, or a name that leads there.
 """
@@ -42,7 +42,7 @@ _MAX_ADDRESSES: Final = 3
 _CHUNK: Final = 1 << 16
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _TOO_SLOW: Final = f"It took longer than {PAGE_LIMIT_S:g} s."
-# Other ports belong to services that are no web pages: mail, databases, printers.
+# Other ports belong to services other than web pages: mail, databases, printers.
 _PORTS: Final = frozenset({80, 443, 8080, 8443})
 _KINDS: Final = {
     "text/html": "html", "application/xhtml+xml": "html", "application/pdf": "pdf", "text/plain": "text",
@@ -51,8 +51,9 @@ _KINDS: Final = {
 }  # fmt: skip
 _HEADERS: Final = {"User-Agent": "Tessera", "Accept-Encoding": "identity", "Accept-Language": "*"}
 _TRANSLATED: Final = ipaddress.IPv6Network("64:ff9b::/96")  # IPv4 behind NAT64, RFC 6052
-# Not public although Python 3.11 to 3.13 call some of them so: protocol assignments (with a cloud's metadata),
-# Azure's host of each machine, documentation, segment routing. Source: IANA's registries, Azure's documentation.
+# Not public although Python 3.11 to 3.13 classify some of them as public: protocol assignments (with a cloud's
+# metadata), Azure's host of each machine, documentation, segment routing. Source: IANA's registries, Azure's
+# documentation.
 _NOT_PUBLIC: Final = tuple(
     map(ipaddress.ip_network, ("192.0.0.0/24", "168.63.129.16/32", "3fff::/20", "5f00::/16"))
 )
@@ -89,7 +90,7 @@ def own_networks() -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
                     widest, own = (8, 32) if address.version == 4 else (32, 128)  # noqa: PLR2004 - IPv4
                     mask = ipaddress.ip_address(entry.netmask) if entry.netmask else None
                     prefix = own if mask is None else int(mask).bit_count()
-                    # A tunnel for everything has a mask of zero: then only its own address is meant.
+                    # A tunnel for all traffic has the mask 0; then only its own address counts.
                     prefix = prefix if prefix >= widest else own
                     networks.append(ipaddress.ip_network(f"{address}/{prefix}", strict=False))
     return networks
@@ -187,7 +188,7 @@ class Pages:
         addresses = self._within(ends, host, port)
         if not addresses or not all(map(self._permits, addresses)):
             raise WebRefused(f"{host} is in this computer or the local network, which is not read.")
-        # The connection goes to an address that was checked: the name may lead elsewhere a moment later.
+        # Connect to an address that was checked: a moment later, the name may resolve to another one.
         sockets = [_connected(addresses, port, ends)]
         cutter = threading.Timer(max(0.0, ends - time.monotonic()), lambda: _cut(sockets[-1]))
         cutter.daemon = True
@@ -234,7 +235,7 @@ def _connected(addresses: Sequence[str], port: int, ends: float) -> socket.socke
 
 
 def _cut(connection: socket.socket) -> None:
-    """End a connection that another thread reads: a server may send its answer letter by letter."""
+    """End a connection that another thread reads: a server may send its answer byte by byte."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
@@ -268,13 +269,13 @@ def _bounded(chunks: Iterable[bytes], headers: Mapping[str, str], limit: int, en
 
 
 def _in_utf8(body: bytes, content_type: str) -> bytes:
-    """The body in UTF-8 if only the header names its encoding; readers look into the body alone."""
+    """The body in UTF-8 if only the header names its encoding; readers look only at the body."""
     match = re.search(r"charset\s*=\s*[\"']?([\w.:-]{1,40})", content_type, re.IGNORECASE)
     if match is None or b"charset" in body[:4096].lower():
         return body
     try:
         name = codecs.lookup(match[1]).name
-        # Not every codec is an encoding of pages, and some (punycode) take a time that grows with the square.
+        # Not every codec is an encoding of pages, and some (punycode) take quadratic time.
         return body.decode(name, "replace").encode() if _PAGE_ENCODING.match(name) else body
     except (LookupError, ValueError):
         return body

@@ -15,7 +15,7 @@ from devices.programs import installed_program
 if TYPE_CHECKING:
     from markdown_it.token import Token
 
-# A part is read by a process of its own, so that stopping never leaves more than one part unread.
+# A separate process reads each part, so that at most one part has to be stopped.
 _PART_CHARACTERS: Final = 600
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?…:;])\s+|\n+")
 _STOP_S: Final = 5.0
@@ -89,7 +89,7 @@ class Aloud:
             raise NoSpeechService(lines[-1][:200] if lines else "")
 
     def stop(self) -> None:
-        """Be silent at once."""
+        """Stop reading immediately."""
         with self._lock:
             self._stopped.set()
             process = self._process
@@ -153,7 +153,7 @@ def parts(text: str) -> Iterator[str]:
 
 
 def language_of(text: str) -> str:
-    """The language whose frequent words the text has most of; English if there are none."""
+    """The language whose frequent words occur most often in the text; English if there are none."""
     words = re.findall(r"\w+", text[:4000].lower())
     counts = {name: sum(word in frequent for word in words) for name, frequent in _FREQUENT.items()}
     best = max(counts, key=lambda name: (counts[name], name == "en"))
@@ -166,7 +166,7 @@ _FREQUENT: Final[Mapping[str, frozenset[str]]] = {name: frozenset(text.split()) 
 def spoken_text(markdown: str, words: Callable[[str], str]) -> str:
     """The sentences of an answer to read aloud, without symbols, addresses, code, formulas and tables.
 
-    `words` gives the sentence for a part that is left out: code, table, formula or image.
+    `words` returns the sentence that replaces an omitted part: code, table, formula or image.
     """
     from markdown_it import MarkdownIt
 

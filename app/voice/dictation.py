@@ -17,7 +17,7 @@ from devices.environment import without_secrets
 from devices.frames import read_frame
 from devices.msgspec_lock import learned
 
-# A device with this prefix is a WAV file that is played as if somebody spoke. Tests use it.
+# A device with this prefix is a WAV file that replaces the microphone. Tests use it.
 WAV: Final = "wav:"
 _BYTES_A_SECOND: Final = RATE * 2
 _LIST_S: Final = 10.0
@@ -152,7 +152,7 @@ class LiveTranscript:
         return wav_file(bytes(self._pending))
 
     def take(self, segments: Sequence[Segment], *, last: bool = False) -> tuple[str, str]:
-        """Take the transcript of the last `sound`: the words that are final now, and those that may still change.
+        """Process the transcript of the last `sound`; return the final words, and those that may still change.
 
         With `last`, all are final.
         """
@@ -174,7 +174,7 @@ class LiveTranscript:
         return _joined(done), _joined(rest)
 
     def forget(self) -> None:
-        """Drop the sound of the last transcript: its words will not be asked for again."""
+        """Drop the sound of the last transcript: its words will not be requested again."""
         self._drop(self._asked_bytes / _BYTES_A_SECOND)
 
     def _drop(self, seconds: float) -> None:

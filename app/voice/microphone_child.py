@@ -58,7 +58,7 @@ def captures() -> list[dict[str, Any]]:
     import miniaudio
 
     class Names(miniaudio.Devices):  # type: ignore[misc]  # the library has no types
-        """The formats of one device that cannot be opened would hide all others."""
+        """Omits device formats: an error with one device would hide all others."""
 
         def _get_info(self, *_: object) -> dict[str, Any]:
             return {}
@@ -68,7 +68,7 @@ def captures() -> list[dict[str, Any]]:
 
 
 def _backends(miniaudio: Any) -> list[Any]:
-    """All sound systems but the one that invents silence."""
+    """All sound systems except the one that only produces silence."""
     return [one for one in miniaudio.Backend if one is not miniaudio.Backend.NULL]
 
 
@@ -133,7 +133,7 @@ def _recorded(name: str) -> tuple[str, Iterator[bytes]]:
     device, shown = _from_microphone(name, sound)
 
     def frames() -> Iterator[bytes]:
-        open_device = device  # the recording ends with it
+        open_device = device  # the recording ends when this reference is dropped
         while open_device is not None:
             yield sound.get()
 

@@ -30,7 +30,7 @@ _LONGEST_S: Final = 3600.0
 
 
 def translated(name: str, arguments: Any) -> tuple[str, Any]:
-    """The own tool and its arguments; unchanged if they are this agent's already.
+    """This agent's tool and arguments for a call; unchanged if the call uses them already.
 
     Raises: ToolRefused: no tool does what the call requests.
     """
@@ -44,7 +44,7 @@ def translated(name: str, arguments: Any) -> tuple[str, Any]:
 
 
 def own_tool(name: str) -> str | None:
-    """The own tool that a name means, as `translated` takes it; None if no tool has such a name."""
+    """This agent's tool for a name, as `translated` chooses it; None if there is none."""
     plain = name.rpartition(".")[2].rpartition("/")[2].lower()
     return _NAMES.get(plain.replace("-", "").replace("_", ""))
 

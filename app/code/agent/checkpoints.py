@@ -26,7 +26,7 @@ from devices.atomic_file import write_atomically
 _MAX_BYTES: Final = 64 << 20
 _MAX_FILES: Final = 200_000
 _MAX_DEPTH: Final = 64
-# A file that changed this short a time ago may change again within the same tick of the file system's clock.
+# A file that changed more recently than this may change again within the same tick of the file system's clock.
 _TICK_NS: Final = 100_000_000
 # Sessions whose files are stored; the oldest one is deleted when another begins.
 _SESSIONS: Final = 5
@@ -67,7 +67,7 @@ class Checkpoints:
     def __init__(self, workspace: Workspace, folder: Path, name: str = "") -> None:
         self._workspace = workspace
         self._folder = folder / (name or time.strftime("%Y%m%d-%H%M%S"))
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the project's files, for its owner only
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the project's files: readable only by their owner
         self._entries: dict[str, tuple[tuple[int, ...], Entry]] = {}
         with contextlib.suppress(OSError):
             for old in sorted(path for path in folder.iterdir() if path.is_dir())[: 1 - _SESSIONS]:

@@ -28,10 +28,10 @@ _LOOK_S = 0.1
 
 
 class StopSign(Protocol):
-    """Set when a command shall end, for instance an event."""
+    """An object that is set when a command must end, for instance an event."""
 
     def is_set(self) -> bool:
-        """Whether it shall end."""
+        """Return True if the command must end."""
         ...
 
 
@@ -121,7 +121,7 @@ class _HeadAndTail:
         self._tail = bytearray()
         self._dropped = 0
         self._fresh = bytearray()
-        self._missed = 0  # bytes since the last call of `taken` that it does not return
+        self._missed = 0  # bytes since the last call of `taken` that are omitted from its result
         self._lock = threading.Lock()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 

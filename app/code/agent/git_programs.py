@@ -64,14 +64,14 @@ def _one(path: Path) -> Iterator[tuple[Path, tuple[int, bytes]]]:
 
 
 def keep_programs(path: Path) -> Snapshot:
-    """Save a file, or the files of a folder of hooks; larger files are left out."""
+    """Save a file, or the files in a folder of hooks; omits large files."""
     try:
         snapshot = dict(_one(path))
         if path.is_dir() and not path.is_symlink():
             snapshot[path] = (stat.S_IFDIR, b"")
     except TooMuch:
         return {}
-    folders = [path, path / "_"] if path in snapshot else []  # husky's own programs lie in `_`
+    folders = [path, path / "_"] if path in snapshot else []  # husky's own programs are in `_`
     for folder in folders:
         for file in _inside(folder)[:_MOST_FILES] if not folder.is_symlink() else ():
             with contextlib.suppress(TooMuch):
@@ -232,7 +232,7 @@ def programs_in_project(folder: Path, repositories_in: Iterable[Path]) -> set[Pa
     paths: set[Path] = set()
     for repository in repositories_in:
         top = repository.parent if repository.name == ".git" else repository
-        paths.add(top / ".husky")  # its programs are started by those that `core.hooksPath` names
+        paths.add(top / ".husky")  # contains the programs that the ones in `core.hooksPath` start
         with contextlib.suppress(GitFailed):
             paths |= run_by_git(top)
     # The project folder itself stays writable, whatever a setting names.

@@ -389,7 +389,7 @@ class _Programs:
             self._add_parts(prefix, _CONDA)
 
     def _add_parts(self, prefix: Path, parts: Sequence[str]) -> None:
-        """Show parts of a folder that lie inside it."""
+        """Show the parts of a folder that are really inside it."""
         for name in parts:
             path, real = prefix / name, (prefix / name).resolve()
             if path.exists() and real.is_relative_to(prefix.resolve()) and self._may_show(path, real):

@@ -1,4 +1,4 @@
-"""The tools of an agent: they list, read, search and change files, run commands and plan, within one project."""
+"""The agent's tools: list, read, search and change files, run commands and plan, within one project."""
 
 import difflib
 import json
@@ -94,7 +94,7 @@ class DeleteArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PatchArguments(msgspec.Struct, forbid_unknown_fields=True):
-    """Arguments of patch(text): edits in any form that an answer may have."""
+    """Arguments of patch(text): edits in any format that an answer may use."""
 
     text: str
     path: str = ""
@@ -116,7 +116,7 @@ class PlanArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _EitherSet:
-    """Set if one of two events is."""
+    """An event that is set if either of two events is set."""
 
     def __init__(self, first: threading.Event, second: threading.Event) -> None:
         self._events = first, second
@@ -213,7 +213,7 @@ class Toolbox:
         self._consent = consent
         self._on_event = on_event
         self._cancelled = cancelled or threading.Event()
-        self._stopped = threading.Event()  # the running command shall end
+        self._stopped = threading.Event()  # the running command must end
         self._tools: dict[str, tuple[type[msgspec.Struct], Callable[[Any], ToolOutcome]]] = {
             "list": (ListArguments, self._list),
             "read": (ReadArguments, self._read),
@@ -364,7 +364,7 @@ class Toolbox:
         while last < min(len(old), len(new)) - first and old[-1 - last] == new[-1 - last]:
             last += 1
         while first and not any(line.strip() for line in old[first : len(old) - last]):
-            first -= 1  # a place needs a line with text
+            first -= 1  # a hunk needs a line with text to be located
         while last and not any(line.strip() for line in old[first : len(old) - last]):
             last -= 1
         final = None if there.endswith("\n") == text.endswith("\n") else text.endswith("\n")
@@ -398,7 +398,7 @@ class Toolbox:
         return self._propose(answer)
 
     def _propose(self, answer: ParsedEdits, picked: dict[int, int] | None = None) -> ToolOutcome:
-        """Apply edits with the person's consent: all of them or none."""
+        """Apply edits with the user's consent: all of them or none."""
         proposal = self._edits.propose(answer, picked)
         if proposal.malformed:
             raise ToolRefused(f"Not applied: {proposal.malformed[0].reason}.")
@@ -413,7 +413,7 @@ class Toolbox:
         return ToolOutcome(f"Applied to {paths}.")
 
     def _consented(self, file: FileProposal) -> None:
-        """Show one file's change. Raises: ToolRefused: the person declined it."""
+        """Show one file's change. Raises: ToolRefused: the user declined it."""
         hunks = [outcome.hunk for outcome in file.result.outcomes]
         is_deleted = any(hunk.kind == "delete" for hunk in hunks)
         before = file.before.text if file.before else ""
@@ -432,7 +432,7 @@ class Toolbox:
             kind="edit",
             title=shown_line(f"{verb} {file.path}" + (f" to {to}" if to else "")),
             detail=shown_text(diff),
-            # A permission to edit a file for the session is none to move or delete it.
+            # Permission to edit a file during the session does not include moving or deleting it.
             key=f"edit:{file.path}" if verb in {"Change", "Create"} else f"{verb}:{file.path}:{to}",
             warning=self._edits.warning(file.path),
         )

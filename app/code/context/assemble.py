@@ -346,7 +346,7 @@ _MAX_TERMS = 10
 _COMMON_FRACTION = 0.3
 # Chunks that are ranked by file, before the best of them are shown.
 _RANKED_CHUNKS = 200
-# A file's score is the sum of its chunks' scores, each one times this factor more than the one before.
+# A file's score is the weighted sum of its chunks' scores; each weight is the previous one times this factor.
 _NEXT_CHUNK = 0.5
 _FILE_SHARE = 0.5
 _WORDS_FIRST = 3
@@ -398,9 +398,9 @@ def by_file(hits: Sequence[ChunkHit]) -> list[ChunkHit]:
 
 
 def with_meaning(hits: Sequence[ChunkHit], near: Sequence[ChunkHit]) -> list[ChunkHit]:
-    """Chunks found by words, and from the fourth on, one found by meaning after each.
+    """Chunks found by keyword search; from the fourth on, each is followed by one found by semantic search.
 
-    The first places stay as they are without an embedding model, so that a model for prose cannot make them worse.
+    The first places are the same without an embedding model, so that a model for prose cannot make them worse.
     """
     shown = {(hit.path, line) for hit in hits for line in range(hit.first, hit.last + 1)}
     new = [hit for hit in by_file(near) if (hit.path, hit.first) not in shown]

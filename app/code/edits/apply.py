@@ -18,7 +18,7 @@ from app.code.edits.types import Applied, FileResult, Hunk, Outcome, Refused
 
 # Longer hunks take seconds to align; model responses never contain one.
 _MOST_LINES = 5000
-# Byte-order mark: it is no part of the first line.
+# Byte-order mark: it is not part of the first line.
 _BOM: Final = "\ufeff"
 _BARE_ELISION: Final = re.compile(r"^\s*(?:\.\.\.|…)\s*$")
 # A comment in place of code: `# ...`, `// ... existing code ...`, `# rest of the file unchanged ...`.
@@ -142,7 +142,7 @@ class _Sheet:
         return self._created(divided) if divided.kind == "create" else self._changed(divided, picked, number)
 
     def _divided(self, hunk: Hunk) -> Hunk | Refused:
-        """The hunk with the halves whose text to find is in the file, the longest one."""
+        """The hunk divided so that its search text is in the file; the longest such text is chosen."""
         if not hunk.others:
             return hunk
         ways = ((hunk.search, hunk.replace), *hunk.others)
@@ -214,7 +214,7 @@ class _Sheet:
         return Applied(hunk=hunk, match="exact", first=1, last=len(self._contents), new_lines=())
 
     def _appended(self, hunk: Hunk) -> Outcome:
-        """A patch's lines for the end of the file, which quote nothing of it."""
+        """Append a patch's lines to the end of the file; the patch quotes none of its lines."""
         new = [_Line(content, self._eol, None) for content in hunk.replace]
         first = len(self._lines) + 1
         if self._lines and not self._lines[-1].ending:
@@ -254,7 +254,7 @@ class _Sheet:
         )
 
     def _unfit(self, hunk: Hunk, location: Location, start: int) -> Refused | None:
-        """The refusal of a located hunk that is applied already or leaves lines out; None if it fits."""
+        """Refuse a located hunk that is already applied or omits lines; None if it may be applied."""
         near = (location.start + 1,)
         if self._is_done(hunk, location, start):
             return Refused(hunk=hunk, reason=f"it seems to be applied already, at line {near[0]}", candidates=near)
@@ -288,7 +288,7 @@ class _Sheet:
         return Refused(hunk=hunk, reason=reason, candidates=(location.start + 1,))
 
     def _start_of(self, location: Location) -> int | None:
-        """The present position of the original's located lines; None if an earlier hunk changed or parted them."""
+        """Current position of lines located in the original; None if an earlier hunk changed or split them."""
         size = len(location.search)
         for index, line in enumerate(self._lines):
             if line.origin == location.start:
@@ -366,7 +366,7 @@ def _without_mark(hunk: Hunk) -> Hunk:
 
 
 def _chosen(hunk: Hunk, located: Location | NotLocated, lines: Sequence[str]) -> Location | NotLocated:
-    """The location that a patch's other facts single out: the lines above the place, or the end of the file."""
+    """The only location that also matches the patch's other facts: the lines above it, or the end of the file."""
     if isinstance(located, Location) or located.absent or not (hunk.scope or hunk.at_end):
         return located
     starts = [start for start, _ in matches(lines, hunk.search, "exact")] if hunk.search else []
@@ -378,7 +378,7 @@ def _chosen(hunk: Hunk, located: Location | NotLocated, lines: Sequence[str]) ->
 
 
 def _within(lines: Sequence[str], scope: Sequence[str], starts: Sequence[int]) -> list[int]:
-    """The starts below the only line of each text of `scope`, in the code that is indented under the last one."""
+    """Starts in the code indented below the last line of `scope`, whose lines must each occur once, in order."""
     first, depth = 0, -1
     for text in scope:
         same_text = [index for index in range(first, len(lines)) if lines[index].strip() == text.strip()]

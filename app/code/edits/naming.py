@@ -1,6 +1,7 @@
-"""Find the file name in the lines before an edit block. An uncertain name counts as none, to write no wrong file.
+"""Find the file name in the lines before an edit block.
 
-Underscores are never treated as decoration: `__init__.py` and `_config.yml` are names.
+An uncertain name counts as none, so that no wrong file is written. Underscores are never treated as decoration:
+`__init__.py` and `_config.yml` are names.
 """
 
 import re

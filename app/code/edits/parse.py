@@ -34,7 +34,7 @@ _WHOLE = re.compile(
 _OUTPUT_LANGUAGES = frozenset({"console", "output", "log", "terminal"})
 # A larger response is not parsed: it was cut, or it is hostile.
 MAX_ANSWER_BYTES = 4 << 20
-# More lines of a block that look like its divider are no headings.
+# More lines of a block that look like its divider are not headings.
 _MAX_DIVIDERS = 8
 _SHOWN_CHARS = 80
 

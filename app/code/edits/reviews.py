@@ -1,7 +1,7 @@
 """Edits that wait for a decision: those of the last answer, not written yet, and those that the agent has written.
 
 Both are shown as hunks within the file as it is on the disk. Accepting a proposed hunk writes it, rejecting a
-written one takes it back; the other two decisions change no file.
+written one reverts it; the other two decisions change no file.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,14 +18,14 @@ from app.code.workspace import TextFile, Workspace
 from devices.errors import TesseraError
 
 NO_EDITS = Proposal(files=(), malformed=())
-# Comparing more pairs of lines than this would take seconds; the whole part that differs is then one region.
+# Comparing more pairs of lines than this would take seconds; the whole differing part is then one region.
 _MAX_PAIRS = 4_000_000
 _MAX_UNDO = 200
 
 
 @dataclass(frozen=True)
 class Region:
-    """Lines `first`..`last` (1-based; `last` is `first - 1` if there are none) against those of the other text."""
+    """Lines `first`..`last` (1-based; none if `last` is `first - 1`), and their counterparts in the other text."""
 
     first: int
     last: int
@@ -69,7 +69,7 @@ def regions_of(lines: Sequence[str], other: Sequence[str]) -> tuple[Region, ...]
 
 
 def proposed_hunks(file: FileProposal) -> tuple[InlineHunk, ...]:
-    """The edits of a file that can be placed in it each by itself; an edit of another edit's lines waits for it."""
+    """Edits of a file that can each be located independently; one to another edit's lines waits for that edit."""
     before = file.before.text if file.before else ""
     lines = contents(before)
     used_lines: set[int] = set()
@@ -107,12 +107,12 @@ class EditReviews:
         self.proposal = NO_EDITS
         self._written: dict[str, tuple[InlineHunk, ...]] = {}
         self._before: dict[str, str | None] = {}  # texts before the agent's edits
-        self._last_sha: dict[str, str | None] = {}  # of the files as they were written last
-        self._undo: list[ParsedEdits | None] = []  # what was pending before each applied group
+        self._last_sha: dict[str, str | None] = {}  # hashes of the files as they were last written
+        self._undo: list[ParsedEdits | None] = []  # pending edits before each applied group
         self.is_by_agent = False
 
     def note_written(self, changes: tuple[FileChange, ...]) -> None:
-        """Note an applied group; called for each one, also those that are applied here."""
+        """Record an applied group; called for every group, including those applied here."""
         self._undo = [*self._undo, None][-_MAX_UNDO:]
         for change in changes:
             # Lines that a person wrote since the last edit are not the agent's.
@@ -135,7 +135,7 @@ class EditReviews:
         written = {}
         for path, before in tuple(self._before.items()):
             now = self._own(path)
-            if now is None:  # somebody else changed the file: its lines are not the agent's alone any more
+            if now is None:  # something else changed the file: its lines are no longer only the agent's
                 continue
             regions = regions_of(_whole_lines(now.text), _whole_lines(before or ""))
             shown = (replace(region, other=tuple(map(_content, region.other))) for region in regions)
@@ -147,7 +147,7 @@ class EditReviews:
         self._written = written
 
     def locate_again(self) -> None:
-        """Place the pending edits in the files as they are now, after something else changed these."""
+        """Locate the pending edits again after something else changed the files."""
         self._propose(remaining(self.proposal, ()))
         self.refresh()
 
@@ -203,7 +203,7 @@ class EditReviews:
         return written
 
     def still_pending(self, hunks: Sequence[InlineHunk]) -> tuple[int, ...]:
-        """Ids of those edits of the answer that are still as they were shown: ids change with each decision."""
+        """Ids of the answer's edits that are unchanged since they were shown: ids change with each decision."""
         now = {hunk for file in self.proposal.files for hunk in proposed_hunks(file)}
         return tuple(hunk.number for hunk in hunks if hunk in now)
 
@@ -274,7 +274,7 @@ class EditReviews:
         self.proposal = self._edits.propose(edits) if has_any else NO_EDITS
 
     def _own(self, path: str) -> TextFile | None:
-        """The file as it was last written by an edit; None if it is gone or was changed by somebody else."""
+        """The file as it was last written by an edit; None if it is gone or something else changed it."""
         try:
             now = self._workspace.read(path)
         except (TesseraError, OSError):
@@ -287,7 +287,7 @@ def _whole_lines(text: str) -> list[str]:
 
 
 def _from_the_end(hunks: Sequence[InlineHunk]) -> list[Region]:
-    """All regions, the last first: replacing one moves no line of those that follow."""
+    """All regions, last first, so that replacing one does not move the next."""
     return sorted((r for hunk in hunks for r in hunk.regions), key=lambda r: (r.first, r.other_first), reverse=True)
 
 

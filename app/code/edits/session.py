@@ -27,8 +27,8 @@ _MADE = frozenset({"create", "whole"})
 class FileProposal:
     """Edits to one file. `before` is None for a new file; `hunk_ids` are indices into the response's hunks.
 
-    `is_whole`: no part of the response that names this file failed. Otherwise nothing of it is written, unless the
-    user chooses edits of it.
+    `is_whole`: no part of the response that names this file failed. Otherwise the file is not written unless the
+    user chooses some of its edits.
     """
 
     path: str
@@ -56,7 +56,7 @@ class Proposal:
 
     @property
     def held_back(self) -> tuple[str, ...]:
-        """Files of which a part was located and a part was not, so that nothing of them is written."""
+        """Files that are not written because only a part of their edits was located."""
         return tuple(
             file.path
             for file in self.files
@@ -136,7 +136,7 @@ class EditSession:
         new = [line for line in shown if line not in there and not is_elision(line) and line not in {"...", "…"}]
         if any(_without_comment(line) not in there for line in new):
             return False
-        # The whole file from its first to its last line with some lines left out is a new text of it.
+        # A text from the file's first to its last line that omits some lines is a new version of the file.
         return len(shown) == len(lines) or not (lines and shown[0] == lines[0] and shown[-1] == lines[-1])
 
     def _propose_file(
@@ -204,7 +204,7 @@ class EditSession:
         return self._write_plans([plan], label, allow_uncommitted=True)
 
     def wrote(self, file: TextFile) -> bool:
-        """Whether the text of this file was written by an applied edit."""
+        """Return True if an applied edit wrote this text of the file."""
         return self._journal.wrote(file.path, file.sha256)
 
     def _write_plans(self, plans: "Sequence[_Plan]", label: str, *, allow_uncommitted: bool) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ class Hunk:
 
     `search` and `replace` are whole lines without line endings. The line number of a unified diff is ignored,
     because models count badly. `others`: further ways to divide the block into (search, replace), where a line
-    of its text looks like the divider. `scope`: lines that stand above the place, outermost first; `at_end`: the
+    of its text looks like the divider. `scope`: lines above the place, outermost first; `at_end`: the
     place is the end of the file. `final_newline`: the file's last line shall have (True) or lose (False) its
     newline. `to` is the new path of a `move`, `executable` the new mode of a `mode`, `create` or `whole`.
     """

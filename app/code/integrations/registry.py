@@ -36,7 +36,7 @@ _ZED_FORMATS = (
     ("codegemma", "code_gemma"), ("deepseek", "deepseek_coder"), ("starcoder", "star_coder"),
     ("granite", "star_coder"), ("refact", "star_coder"), ("stable-code", "star_coder"), ("glm", "glm"),
 )  # fmt: skip
-# These rewrite the lines around the cursor, and more than one line of it, so an answer is as long as these lines.
+# These models rewrite several lines around the cursor, so an answer is as long as those lines.
 _NEXT_EDIT = ("sweep-next-edit", "zeta2", "zeta-2")
 
 

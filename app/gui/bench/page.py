@@ -63,7 +63,7 @@ class BenchPage(Page):
         self._live: BenchPartial | None = None
         self._results: tuple[BenchResult, ...] = ()
         self._shapes: tuple[str, ...] = ()
-        self._subject: tuple[str, str] = ("", "")  # whose curve and results are shown
+        self._subject: tuple[str, str] = ("", "")  # the model or shape whose curve and results are shown
         self._curve = SpeedCurve()
         self.banner = Banner(services.theme, self)
         self._build_controls()

@@ -38,7 +38,7 @@ class _Titled(QWidget):
 class SpeedPlot(_Titled):
     """One line per result: `field` of its points (decode_tok_s or prefill_tok_s), with the repeats' spread.
 
-    Below them a model's curve: the forecast, and what is expected since some points of it were measured.
+    Below them a model's curve: the forecast, and the speed expected after some of its points were measured.
     """
 
     def __init__(self, theme: Theme, title: str, field: str) -> None:

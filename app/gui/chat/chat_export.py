@@ -171,7 +171,7 @@ def _message(message: Message) -> dict[str, Any]:
         "status": message.status,
         "model": message.model,
         "created_s": message.created_s,
-        # What chats remember is the person's own, and not part of a chat that is passed on.
+        # Memories belong to the user and are not part of an exported chat.
         "facts": msgspec.to_builtins(msgspec.structs.replace(message.facts, memories=())),
         "attachments": [
             {

@@ -42,7 +42,7 @@ _MOST_LINES = 10
 _SHOWN_WAITING = 200  # characters
 _PASTED = "pasted text"
 MOST_CHIPS = 12  # files that are shown by name
-_NAMED = 40  # more files that the tip of their number names
+_NAMED = 40  # further files that the tooltip of their number names
 _LATER_MS = 100
 _AROUND = 8  # pixels of padding above and below the text
 _LONG_TEXT = 10_000  # characters; a longer pasted text becomes an attachment
@@ -120,7 +120,7 @@ class ContextMeter(QWidget):
         self._fit()
 
     def _fit(self) -> None:
-        """Take the size of the words and the bar."""
+        """Set the size to that of the text and the bar."""
         self.setFont(self._theme.font("small"))
         metrics = self.fontMetrics()
         widest = metrics.horizontalAdvance(self._words(_FULL))
@@ -177,10 +177,10 @@ class ContextMeter(QWidget):
 
 
 class _SendButton(QToolButton):
-    """Sends, and then stops: a double click only sends."""
+    """A button that sends, and then stops: a double click only sends."""
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
-        """Press nothing."""
+        """Ignore the second press."""
         event.accept()
 
 
@@ -206,7 +206,7 @@ class Composer(QFrame):
         self.setAcceptDrops(True)
         self.attachments: list[Attachment] = []
         self._chat = 0  # whose draft is shown
-        self._reading: list[int] = []  # the chats of the files that are being read
+        self._reading: list[int] = []  # chats of the files that are being read
         self._sends_when_read = False
         self._busy = False
         self._ready = False
@@ -418,7 +418,7 @@ class Composer(QFrame):
             self.send()
 
     def show_chat(self, chat: int) -> None:
-        """From now on the draft is that of this chat."""
+        """Use the draft of this chat from now on."""
         if chat != self._chat:
             self._chat, self._sends_when_read = chat, False
 
@@ -463,7 +463,7 @@ class Composer(QFrame):
                 if item.data
                 else self.tr("~{n} tokens").format(n=number(estimate_tokens(item.text)))
             )
-            text = label(f"\u200e{item.name} · {size}", "small")  # the size stays behind a name from right to left
+            text = label(f"\u200e{item.name} · {size}", "small")  # keeps the size after a right-to-left name
             text.setToolTip(item.text[:2000])
             remove = IconButton(
                 self._theme, "close", self.tr("Remove {name}").format(name=item.name), self._remover(item), size=12

@@ -59,13 +59,13 @@ class ChatController(QObject):
         self.answer.ended.connect(self._finish)
         self.answer.failed.connect(self.failed)
         self.answer.save_failed.connect(lambda why: self.save_failed.emit("", (), why))
-        self.visit = 0  # counts what was opened: a result for an earlier visit concerns nothing that is shown
+        self.visit = 0  # number of conversations opened; a result for an earlier one is dropped
         self._starts = self._starting = 0  # number of the start whose rows are being stored; 0: none
         self._sent_pictures = False  # with the current request
         self.tools = ToolTurns(services, self)
         self._calling = False
         self._preparing = 0  # id of the response that waits for its tools
-        self._deciding_s = 0.0  # time in which the user decided about tools of this response
+        self._deciding_s = 0.0  # time that the user took to decide about tools of this response
         self._preparing_phase = WAITING
         self.tools.consent_wanted.connect(lambda _: self._on_preparing(PERMISSION))
         self.tools.consent_given.connect(lambda seconds: self._on_preparing(WAITING, seconds))
@@ -138,7 +138,7 @@ class ChatController(QObject):
         def show(loaded: tuple[Conversation, list[Message], list[Summary]]) -> None:
             if visit != self.visit:
                 return
-            self.stop()  # what was begun while this was read
+            self.stop()  # a response that was started while the chat was read
             self.visit += 1
             self.conversation, rows, folds = loaded
             self.tree = MessageTree(rows, self.conversation.leaf_id)
@@ -474,7 +474,7 @@ class ContextWatch(QObject):
         controller.compactor.noticed.connect(banner.notify)
         self._warned: tuple[int, int | None, str] | None = None
         self._warning = ""  # what the banner was given
-        self._counted: tuple[int, int | None] | None = None  # the branch that `_used` is of
+        self._counted: tuple[int, int | None] | None = None  # the branch that `_used` belongs to
         self._used, self._alone, self._overflowed = 0, True, False
 
     def n_ctx(self) -> int:
@@ -514,7 +514,7 @@ class ContextWatch(QObject):
             self._warn(self._used, meter.level, alone=self._alone)
 
     def _take_warning_back(self) -> None:
-        """Hide the warning, which is not true any more; the next one is shown again."""
+        """Hide the outdated warning; the next one is shown again."""
         if self._warning and self._banner.isVisible() and self._banner.text == self._warning:
             self._banner.hide()
         if self._warning:

@@ -216,7 +216,7 @@ class MemoryDialog(QDialog):
 
 
 class UsedMemory(QFrame):
-    """Which remembered facts the model of an answer got."""
+    """Shows which remembered facts the model received for an answer."""
 
     def __init__(self, services: AppContext, facts: Sequence[str]) -> None:
         super().__init__()

@@ -127,7 +127,7 @@ class MessageActions(QObject):
 
 
 class WrongAnswersNotice(QObject):
-    """Says which answers may be wrong because their device was, and offers to answer again in the open chat."""
+    """Lists answers that may be wrong because their device was faulty; offers to repeat those in the open chat."""
 
     def __init__(
         self,
@@ -141,13 +141,13 @@ class WrongAnswersNotice(QObject):
         self._services, self._controller, self._banner = services, controller, banner
         self._answer_again = answer_again
         self._begun_s = time.time()
-        self._notified: set[float] = set()  # when the faults were found that were named outside their chats
+        self._notified: set[float] = set()  # times of the faults that were reported outside their chats
         self._timer = QTimer(self, interval=_LOOK_MS)
         self._timer.timeout.connect(self.look)
         self._timer.start()
 
     def look(self) -> None:
-        """Ask the server what its comparisons of answers found."""
+        """Query the server for faults found by its comparisons of answers."""
         if self._services.models.reachable:
             self._services.background.run(self._services.api.canary, self._show, lambda _: None, self)
 
@@ -179,6 +179,6 @@ class WrongAnswersNotice(QObject):
 
 
 def _concerns(wrong: WrongAnswers, answer: Message) -> bool:
-    """Whether the wrong device may have given this answer."""
+    """True if the faulty device may have computed this answer."""
     is_complete = answer.role == "assistant" and answer.status in {"complete", "stopped"}
     return is_complete and answer.model == wrong.model and wrong.since <= answer.created_s <= wrong.found_at

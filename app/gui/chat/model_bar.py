@@ -157,7 +157,7 @@ class ModelPicker(QObject):
                 self._request_placement(choice.id)
 
     def _request_files(self) -> None:
-        """Show the known files, then those that a new look at the folders finds too."""
+        """Show the known files, then also those that a new scan of the folders finds."""
         run, api = self._services.background.run, self._services.api
 
         def look_again(models: tuple[Model, ...]) -> None:

@@ -98,7 +98,7 @@ class Creativity(QWidget):
 
     @property
     def _temperatures(self) -> tuple[float, None, float]:
-        """Of each step; never in the wrong order, whatever the model recommends."""
+        """Temperature of each step, in ascending order whatever the model recommends."""
         return (min(_PRECISE, round(self._usual / 2, 2)), None, max(_CREATIVE, round(self._usual + 0.2, 2)))
 
     def show_value(self, own: float | None, usual: float) -> None:

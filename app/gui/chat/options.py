@@ -64,7 +64,7 @@ class ChatOptions(SidePanel):
         self.creativity.chosen.connect(self._on_creativity)
         self._chat, self._model = 0, ""
         self.limit = QSpinBox()
-        self.limit.setSpecialValueText(self.tr("No limit"))  # for 0
+        self.limit.setSpecialValueText(self.tr("No limit"))  # shown for 0
         self.limit.setRange(int(_LIMIT.minimum or 0), int(_LIMIT.maximum or 0))
         self.limit.setMinimumWidth(FIELD_WIDTH)
         self.limit.lineEdit().setTextMargins(6, 0, 6, 0)

@@ -362,7 +362,7 @@ class ChatPage(QSplitter):
     def _on_opened(self) -> None:
         path = self.controller.tree.path()
         self._welcome.setVisible(not path)
-        self.transcript.setVisible(bool(path))  # first, so that its items are made once, in its width
+        self.transcript.setVisible(bool(path))  # first, so that its items are created once, with the right width
         self.transcript.show_branch(self._wanted_message)
         self._drafts.show()
         self.banner.hide()
@@ -440,7 +440,7 @@ class ChatPage(QSplitter):
         elif len(ids) > 1:
             words = self.tr("{n} chats imported. They stand in the list by their dates; this is the first one.")
         words = words.format(n=formatted.whole(len(ids)))
-        if is_left:  # opening one would end the answer that is written, or take the chat away that is read
+        if is_left:  # opening one would end a running answer or replace the chat that the user is reading
             self.banner.notify(words, "ok")
         else:
             self.open(ids[0])
@@ -501,7 +501,7 @@ class ChatPage(QSplitter):
         self.composer.set_ready(bool(choices) and self._services.models.get(current) is not None)
         self.composer.set_sees(self._services.models.sees(current))
         self.composer.send_next()
-        self._context.refresh_draft()  # the limit is the model's; what the chat takes is not
+        self._context.refresh_draft()  # the limit depends on the model; the chat's tokens do not
 
 
 def _with(layout: object) -> QWidget:

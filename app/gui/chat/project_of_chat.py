@@ -37,7 +37,7 @@ class ProjectOfChat(QObject):
         previous, folder_id = self._folder_id, conversation.folder_id
         self._folder_id = folder_id
         if folder_id is None or folder_id != previous:
-            self._show("", Path.home())  # a message that is sent at once must not get those of another project
+            self._show("", Path.home())  # a message sent immediately must not get another project's
         if folder_id is None:
             return
 

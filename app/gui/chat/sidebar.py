@@ -139,7 +139,7 @@ class Sidebar(QFrame):
             each.setEnabled(count > 0)
 
     def _begin_selection(self, number: int) -> None:
-        """From now on a click selects a chat as well, or takes it out again."""
+        """Start multiple selection: a click adds a chat to the selection or removes it."""
         self.tree.setSelectionMode(ChatTree.SelectionMode.MultiSelection)
         self.tree.clearSelection()
         self._mark([number])
@@ -296,7 +296,7 @@ class Sidebar(QFrame):
         return bool(matches)
 
     def _mark_again(self, marked: list[int]) -> None:
-        """Restore the selection after the rows were made again."""
+        """Restore the selection after the rows were rebuilt."""
         picking = self.tree.selectionMode() == ChatTree.SelectionMode.MultiSelection
         if not picking:
             self._mark_current()
@@ -337,7 +337,7 @@ class Sidebar(QFrame):
         )
 
     def _show_hits(self, hits: list[Hit]) -> None:
-        """Show one row for each chat: its newest hit, its date, and how many more there are."""
+        """Show one row per chat: its newest hit, its date, and the number of further hits."""
         self.hits_model.clear()
         counts = Counter(hit.conversation_id for hit in hits)
         created = {chat.id: chat.created_s for chat in self._loaded[0]}
@@ -443,7 +443,7 @@ class Sidebar(QFrame):
     def _archive(self, conversation_ids: list[int], *, away: bool) -> None:
         self._do(conversations.archive, conversation_ids, away=away)
         if away and self._current in conversation_ids:
-            self.new_pressed.emit()  # first: a chat that opens takes the banner with "Undo" away
+            self.new_pressed.emit()  # first: opening a chat hides the banner with "Undo"
         if away:
             self.archived.emit(conversation_ids)
 

@@ -63,7 +63,7 @@ class ToolTurns(QObject):
         if not names:
             then(())
             return
-        # Each response has its own: what a cancelled one still asks must not get a decision about this one.
+        # One per response: a question of a cancelled response must not get a decision about this one.
         cancelled, self._decisions = threading.Event(), queue.SimpleQueue()
         self._cancelled = cancelled
         servers, consent = self._servers_and_consent(chat.id)

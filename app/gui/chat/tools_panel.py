@@ -385,7 +385,7 @@ _SHOWN_TOOLS = 12
 
 
 class AddServer(QDialog):
-    """Emits the entered servers, and what those that were tested offer. Only "Test" starts one."""
+    """Emits the entered servers, and the tools of those that were tested. Only "Test" starts one."""
 
     added = Signal(list, dict)
 
@@ -492,14 +492,14 @@ class AddServer(QDialog):
         self._grow()
 
     def _grow(self) -> None:
-        """Make room for wrapped text that was added; a dialog does not do that by itself."""
+        """Enlarge the dialog for added text that wraps; Qt does not do that by itself."""
         self._form.activate()
         height = sum(part.totalHeightForWidth(self.width()) for part in (self._form, self._foot))
         limit = self.screen().availableGeometry().height() - 64
         self.resize(self.width(), max(self.height(), min(height, limit)))
 
     def _test(self) -> None:
-        """Start or contact the entered servers, and say what they offer or why they failed."""
+        """Start or contact the entered servers, and show their tools or the reason of the failure."""
         servers, folder = self._servers(), self._folder
         if not servers:
             return

@@ -76,7 +76,7 @@ class ToolConsentCard(ConsentCard):
     """Asks whether to allow a tool: for one call, for this chat or permanently."""
 
     def answers(self) -> QBoxLayout:
-        """The two usual decisions; those that last are in a menu."""
+        """Buttons for the two usual decisions; the permanent ones are in a menu."""
         self.more = button(self.tr("More choices"), lambda: self.choices().below(self.more))
         return row(self.more, 1, self.decline, self.once)
 

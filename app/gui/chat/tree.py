@@ -11,7 +11,7 @@ class MessageTree:
     def __init__(self, messages: Iterable[Message] = (), leaf_id: int | None = None) -> None:
         self._messages: dict[int, Message] = {}
         self._children: dict[int | None, list[int]] = {}
-        self._path: tuple[int | None, list[Message]] | None = None  # of which leaf, until something changes
+        self._path: tuple[int | None, list[Message]] | None = None  # of its leaf, until something changes
         for message in messages:
             self._insert(message)
         if leaf_id not in self._messages:

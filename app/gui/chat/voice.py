@@ -1,4 +1,4 @@
-"""Voice at the composer: dictation with a sign while sound is recorded, and answers that are read aloud."""
+"""Voice at the composer: dictation with a visible sign while sound is recorded, and answers read aloud."""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,7 +30,7 @@ _EVERY_S: Final = 1.0
 # Speech has ended, or the microphone is muted.
 SILENCE_S: Final = 15.0
 LONGEST_S: Final = 600.0
-# A microphone sends ten times a second; one that is silent for so long is gone or its driver hangs.
+# A microphone sends ten times a second; after a longer pause it is gone or its driver hangs.
 _DEAD_MS: Final = 10_000
 # Speech has a level of 0.01 to 0.2; the root spreads it over the bar.
 _LOUD: Final = 0.25
@@ -105,13 +105,13 @@ class RecordingSign(QFrame):
             widget.hide()
 
     def hideEvent(self, event: QHideEvent) -> None:
-        """Report that the sign can no longer be seen."""
+        """Report that the sign is no longer visible."""
         super().hideEvent(event)
         self.hidden.emit()
 
 
 class _LiveText:
-    """Words in an editor of which the last ones may still be replaced. What the user types there stays."""
+    """Dictated words in an editor; the last ones may still be replaced. What the user types there stays."""
 
     def __init__(self, editor: QPlainTextEdit) -> None:
         self._cursor = editor.textCursor()
@@ -242,7 +242,7 @@ class Dictation(QObject):
             microphone.cancel()
 
     def _on_hidden(self) -> None:
-        """The sign cannot be seen any more: what was spoken until now is still written."""
+        """The sign is no longer visible: end the recording, but write the words spoken until now."""
         if self.recording:
             self.stop()
 
@@ -313,7 +313,7 @@ class Dictation(QObject):
         menu.below(self.sign.device)
 
     def _choose(self, name: str) -> None:
-        """Go on with another microphone."""
+        """Continue with another microphone."""
         self._services.settings.set(DEVICE, name)
         if self.recording:
             self._end_recording()
@@ -442,7 +442,7 @@ class ReadingSign(QFrame):
         self.hide()
 
     def hideEvent(self, event: QHideEvent) -> None:
-        """Stop when the page is left or the window closes; in a minimized window (spontaneous) it goes on."""
+        """Stop when the page is left or the window closes; continue in a minimized window (a spontaneous event)."""
         super().hideEvent(event)
         if not event.spontaneous():
             self._on_stop()
@@ -508,7 +508,7 @@ class ReadAloud(QObject):
             self._show_all()
 
     def _stop_now(self) -> None:
-        """Stop before the program ends, also what `stop` has left to a worker: queued work is dropped then."""
+        """Stop before the program ends, including what `stop` left to a worker: queued work is dropped then."""
         for aloud in (self._aloud, self._stopped):
             if aloud is not None:
                 aloud.stop()
@@ -550,7 +550,7 @@ class Voice:
         self.dictation.began.connect(self.reading.stop)  # otherwise the microphone would record it
 
     def stop(self) -> bool:
-        """Stop the dictation, else the reading. Returns whether there was one of them."""
+        """Stop the dictation, else the reading. Returns True if either was running."""
         if self.dictation.active:
             self.dictation.stop()
         elif self.reading.active:

@@ -68,7 +68,7 @@ class CodeController(QObject):
         self._project: Project | None = None
         self._talk: Conversation | None = None
         self._reviews: EditReviews | None = None
-        self.attempted: tuple[Proposal, tuple[int, ...]] = NO_EDITS, ()  # applied last, or could not be
+        self.attempted: tuple[Proposal, tuple[int, ...]] = NO_EDITS, ()  # last applied, or refused
         self._assembling: Job | None = None  # assembles the context of a request
         self._next_folder: Callable[[], None] | None = None  # opens the folder that was chosen while something ran
         self._stream: StreamJob | None = None
@@ -102,7 +102,7 @@ class CodeController(QObject):
     def open_folder(self, folder: Path, *, resume: bool = False) -> None:
         """Open a project instead of the earlier one; `resume` continues its last session.
 
-        What still runs ends first: its results belong to the earlier project.
+        Running work ends first, because its results belong to the earlier project.
         """
         self.stop()
         if self.busy:
@@ -188,7 +188,7 @@ class CodeController(QObject):
         self.session_begun.emit(session)
 
     def delete_session(self, session_id: str) -> None:
-        """Delete a session; `restore_session` takes it back."""
+        """Delete a session; `restore_session` undoes that."""
         if session_id == self.session.session_id:
             if self.busy:
                 return
@@ -209,7 +209,7 @@ class CodeController(QObject):
             self._save_session()
 
     def begin_turn(self, question: str, model: str) -> None:
-        """Note a request for the session, with the name of the model that answers."""
+        """Record a request for the session, with the name of the model that answers."""
         self._end_turn()
         self._log.begin_turn(question, model)
 
@@ -221,7 +221,7 @@ class CodeController(QObject):
             self._save_session()
 
     def _note_written(self, changes: tuple[FileChange, ...]) -> None:
-        """Note which files the session changed. Worker thread."""
+        """Record which files the session changed. Worker thread."""
         if self._reviews is not None:
             self._reviews.note_written(changes)
         self.session.changed_files += dict.fromkeys(change.path for change in changes)
@@ -250,7 +250,7 @@ class CodeController(QObject):
         try:
             return project.workspace.read(path).text
         except FileMissing:
-            if reviews is not None and reviews.paths.get(path):  # an edit would make it
+            if reviews is not None and reviews.paths.get(path):  # an edit would create it
                 return ""
             raise
 

@@ -22,7 +22,8 @@ _TREE, _SOURCE = 180, 520  # default widths in pixels
 class FilesPanel(QWidget):
     """File tree and source view. `read` returns a file's text; it runs in the background and may raise.
 
-    `inline` returns the pending edits of a file with this text, `uncommitted` the files that git calls changed.
+    `inline` returns the pending edits of a file with this text, `uncommitted` the files that git reports as
+    changed.
     """
 
     editor_wanted = Signal(str, int)  # path, line
@@ -89,7 +90,7 @@ class FilesPanel(QWidget):
             self._show(None)
 
     def show_pending(self, pending: Mapping[str, bool]) -> None:
-        """Mark the files with pending edits; True: the edit makes the file."""
+        """Mark the files with pending edits; True: the edit creates the file."""
         if pending != self._pending:
             self._pending = pending
             self._show_tree()
@@ -196,7 +197,7 @@ class FileTree(QTreeWidget):
     def show_paths(self, paths: Sequence[str], marks: Mapping[str, tuple[str, str]]) -> None:
         """Show these files. Paths are relative to the project, with forward slashes.
 
-        A mark is a sign and what it means. Folders around marked files have icons in the same colour. Open folders
+        A mark is a symbol and its meaning. Folders around marked files have icons in the same colour. Open folders
         stay open.
         """
         if (list(paths), marks) == (self._paths, self._marks):

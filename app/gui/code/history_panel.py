@@ -176,7 +176,7 @@ class HistoryPanel(QWidget):
 
 
 class ReadingBar(QFrame):
-    """Stands in the place of the question while an earlier session is read."""
+    """Replaces the input field while an earlier session is shown."""
 
     continued = Signal()
     closed = Signal()
@@ -194,7 +194,7 @@ class ReadingBar(QFrame):
         self.setLayout(stack(self.words, buttons, spacing=8, margins=(12, 12, 12, 12)))
 
     def show_session(self, session: SessionRecord | None) -> None:
-        """Show the date of a session; None: nothing is read."""
+        """Show the date of a session; None: no earlier session is shown."""
         self.session = session
         if session is not None:
             words = self.tr("You are reading the session of {date}.")

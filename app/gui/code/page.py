@@ -71,7 +71,7 @@ class CodePage(QWidget):
         self.controller = control = CodeController(services, self)
         self._attached: list[ContextItem] = []
         self._hinted = True
-        self._chosen_session = ""  # the earlier session that is read or being loaded
+        self._chosen_session = ""  # the earlier session that is shown or being loaded
         self.banner = Banner(services.theme)
         self.folder = label(self.tr("No folder is open"), "muted")  # its tip is the whole path
         self.folder.setMinimumWidth(1)
@@ -239,7 +239,7 @@ class CodePage(QWidget):
         self.controller.open_folder(folder, resume=resume)
 
     def _reopen(self, folder: str) -> None:
-        """Open the project of last time, unless the user was faster."""
+        """Open the last project, unless the user has already opened one."""
         if not self.controller.has_project and not self.controller.busy:
             self.open_folder(Path(folder), resume=True)
 
@@ -257,7 +257,7 @@ class CodePage(QWidget):
 
     def _on_opened(self, folder: str, num_files: int) -> None:
         self.dictation.cancel()
-        self.banner.hide()  # its actions concern the project before
+        self.banner.hide()  # its actions belong to the previous project
         self.folder.setText(f"{Path(folder).name} · {formatted.files(num_files)}")
         self.folder.setToolTip(folder)
         self.commit.show()

@@ -18,15 +18,15 @@ from app.gui.widgets.basics import button, row
 
 NEXT, PREVIOUS, ACCEPT, REJECT = "F7", "Shift+F7", "Ctrl+Return", "Ctrl+Backspace"
 _MARGIN = 8  # pixels between the buttons of an edit and the right side
-_TINT = 48  # of 255
+_TINT = 48  # opacity, of 255
 
 
 @dataclass(frozen=True)
 class SourceLine:
     """A line of the view. `number` is its line in the file, 0 if the file does not have it.
 
-    An "old" line goes or is gone, a "new" one comes or has come; `hunk` is the place of its edit, else -1. A "head"
-    is the empty line above an edit, which has its buttons.
+    An "old" line is to be removed or was removed, a "new" one is to be added or was added; `hunk` is the index of
+    its edit, else -1. A "head" is the empty line above an edit, which has its buttons.
     """
 
     kind: Literal["same", "old", "new", "head"]
@@ -158,7 +158,7 @@ class SourceView(QPlainTextEdit):
         return Selected(self._source.path, numbers[0], numbers[-1], text)
 
     def step(self, direction: int) -> None:
-        """Move the cursor to the next (1) or previous (-1) edit, and round at the end."""
+        """Move the cursor to the next (1) or previous (-1) edit; wrap around at the end."""
         firsts = self._first_lines()
         if not firsts:
             return

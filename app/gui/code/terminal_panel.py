@@ -1,4 +1,4 @@
-"""The output of commands while they run: colours, carriage returns, and a bound with a note."""
+"""Output of running commands: shows colours, handles carriage returns, and notes where the output was cut."""
 
 import re
 import time
@@ -17,7 +17,7 @@ from app.gui.widgets.flow import Flow
 
 MAX_CHARS = 400_000
 _MAX_LINE_CHARS = 20_000
-_MAX_SEQUENCE_CHARS = 4096  # a longer escape sequence is none
+_MAX_SEQUENCE_CHARS = 4096  # anything longer is not an escape sequence
 _TICK_MS = 500
 _COLOUR = QTextFormat.Property.UserProperty + 1  # the name of the text's colour
 # Colours of the terminal as names of the theme's colours; black and white are the text's own.
@@ -34,7 +34,7 @@ _SGR: dict[int, dict[str, Any]] = {
     **{30 + place: {"colour": name} for place, name in enumerate(_COLOURS)},
     **{90 + place: {"colour": name} for place, name in enumerate(_BRIGHT)},
 }
-_EXTENDED = frozenset({38, 48, 58})  # of the text, the background and the underline
+_EXTENDED = frozenset({38, 48, 58})  # colours of the text, the background and the underline
 _NUMBERS = {5: 1, 2: 3}
 _ESCAPE = re.compile(
     r"\x1b(?:\[(?P<parameters>[0-9;:<=>?]*)[ -/]*(?P<final>[@-~])"  # CSI
@@ -93,7 +93,7 @@ class AnsiParser:
 
 
 def _visible(text: str) -> str:
-    """Control characters and invisible ones as a sign; tabs stay."""
+    """Show control characters and invisible ones as a symbol; keep tabs."""
     return "".join(char if char.isprintable() or char == "\t" else "" if char < " " else "�" for char in text)
 
 
@@ -115,7 +115,7 @@ def _styled(style: Style, parameters: str) -> Style:
 
 
 def plain(text: str) -> str:
-    """Output without escape sequences; of a line that was written over, the last text."""
+    """Output without escape sequences; of an overwritten line, only the last text."""
     lines = [""]
     for span in AnsiParser().feed(text.replace("\r\n", "\n")):
         if span.text == "\n":
@@ -179,7 +179,7 @@ class TerminalPanel(QWidget):
             self._timer.start()
 
     def append(self, text: str) -> None:
-        """The command wrote this."""
+        """Append output of the command."""
         bar = self.output.verticalScrollBar()
         follows = bar.value() >= bar.maximum() - 1
         for span in self._parser.feed(text.replace("\r\n", "\n")):
@@ -189,7 +189,7 @@ class TerminalPanel(QWidget):
             bar.setValue(bar.maximum())
 
     def end(self, exit_code: int | None, elapsed_s: float) -> None:
-        """The command ended; None: it was stopped."""
+        """Show that the command ended; None: it was stopped."""
         self._started_at = None
         self._timer.stop()
         self.stop.setEnabled(False)

@@ -50,7 +50,7 @@ def summary(machine: Machine) -> str:
 
 
 def plain_summary(machine: Machine) -> str:
-    """The same for somebody who has not heard of bits and backends; the page System has the rest."""
+    """The same in plain words, without bits and backends; the System page has the details."""
     best, total = _best(machine)
     if not total:
         return tr("The hardware of this computer has not been checked yet.")
@@ -66,7 +66,7 @@ def plain_summary(machine: Machine) -> str:
 
 
 def device_name(device: Device) -> str:
-    """The device's name without the signs of trade marks, which drivers write as letters in parentheses."""
+    """The device's name without trademark signs, which drivers write as letters in parentheses."""
     return _TRADE_MARK.sub("", device.name)
 
 

@@ -21,7 +21,7 @@ _STEPS = 1000  # of a progress bar
 _EMPTY_HEIGHT = 400  # height in pixels of the empty state
 # A recommended model of about 25 MB, the smallest one for embeddings.
 _FINDS_BY_MEANING = "all-minilm-l6-v2"
-# Recommended rerankers: one that a processor computes in time, and one for other languages than English. Their
+# Recommended rerankers: one that a CPU computes in time, and one for other languages than English. Their
 # files take 36 MB (Q8_0), and 438 MB (Q4_K_M) to 636 MB (Q8_0).
 _ORDERS, _ORDERS_ALL = "jina-reranker-v1-tiny-en", "bge-reranker-v2-m3"
 

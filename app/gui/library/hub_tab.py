@@ -32,7 +32,7 @@ from engine.api.quantizing import QuantizeOptions
 
 T = TypeVar("T")
 _DELAY_MS = 500
-_BELOW_ABOUT = 2  # position in the results, after the way back and the card about the repository
+_BELOW_ABOUT = 2  # position in the results, after the back link and the repository's card
 _TASKS = (
     ("", "Any kind"),
     ("text-generation", "Chat"),

@@ -92,7 +92,7 @@ _LEADS_OUT = re.compile(
 
 
 def _without_scripts(page: str) -> str:
-    """The page without its scripts. One without an end takes the rest, as in a browser."""
+    """The page without its scripts. A script without an end extends to the end of the page, as in a browser."""
     parts, at = [], 0
     while (opening := _SCRIPT.search(page, at)) is not None:
         parts.append(page[at : opening.start()])
@@ -194,7 +194,7 @@ class UnwrappedCode(QTextEdit):
         self.setReadOnly(True)
         self.setLineWrapMode(QTextEdit.LineWrapMode.NoWrap)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        upright = self.verticalScrollBar()  # all lines are in sight, but for a fraction of a pixel
+        upright = self.verticalScrollBar()  # all lines are visible, except for a fraction of a pixel
         upright.rangeChanged.connect(lambda _low, high: upright.setRange(0, 0) if high else None)
         self.document().setUndoRedoEnabled(False)
         self.document().setDocumentMargin(0)

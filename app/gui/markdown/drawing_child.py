@@ -23,7 +23,7 @@ _MEMORY_BYTES = 2 << 30  # with the fonts and libraries of Qt
 
 
 def harmless(text: str) -> bytes:
-    """The image without everything that loads, links or runs. Raises: ValueError: it is no SVG image."""
+    """The image without everything that loads, links or runs. Raises: ValueError: it is not an SVG image."""
     if len(text) > _LARGEST or "<!ENTITY" in text.upper():
         raise ValueError("too large, or with entities")
     try:

@@ -36,7 +36,7 @@ def _is_inline_formula(content: str, before: str, after: str) -> bool:
     if _SIGN.search(content):
         return True
     words = [word for word in _WORD.findall(content) if word not in _FUNCTIONS]
-    return len(words) < (1 if content[0].isdigit() else 2)  # 5 bill, a 10
+    return len(words) < (1 if content[0].isdigit() else 2)  # $5 bill, a $10
 
 
 def _is_between_process_numbers(content: str) -> bool:

@@ -336,7 +336,7 @@ class MarkdownView(QTextBrowser):
         self._offer_table(event.position().toPoint())
 
     def leaveEvent(self, event: QEvent) -> None:
-        """Take the offer away."""
+        """Hide the offer."""
         super().leaveEvent(event)
         self._table_button.hide()
 
@@ -366,7 +366,7 @@ class MarkdownView(QTextBrowser):
     def _offer_table(self, place: QPoint) -> None:
         button = self._table_button
         if button.isVisible() and button.geometry().contains(place):
-            return  # moves over the button arrive here, too
+            return  # pointer moves over the button arrive here, too
         table = self._table_at(place)
         if table is None:
             self._table_button.hide()

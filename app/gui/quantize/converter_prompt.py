@@ -34,7 +34,7 @@ class ForeignFamily(QObject):
         self._services.ask(self._banner, ask, lambda state: self._show(model, state), newest="converter")
 
     def withdraw(self) -> None:
-        """Offer nothing, if that is not shown yet: another model is chosen."""
+        """Withdraw an offer that is not shown yet, because another model was chosen."""
         self._services.background.drop(self._banner, "converter")
 
     def _show(self, model: Model, state: ConverterState) -> None:

@@ -21,7 +21,7 @@ _LOSS_WORDS = ((0.004, "hardly any", "chip-ok"), (0.02, "small", "chip-ok"), (0.
 def loss_chip(plan: QuantPlan, forecast: PlanForecast, measured: float | None) -> QLabel:
     """The loss in words if this model was measured, else the range in which it is expected."""
     if measured is None and not plan.evidence.sensitivity_sha256:
-        # A word such as "hardly any" would promise more than is known.
+        # A word such as "hardly any" would claim more than is known.
         low, high = (formatted.decimal(kld, 2 if kld >= 1 else 4) for kld in (forecast.kld_low, forecast.kld_high))
         return label(_tr("Estimated loss: {low} to {high}").format(low=low, high=high), "chip")
     loss = plan.damage if measured is None else measured
@@ -35,7 +35,7 @@ def loss_chip(plan: QuantPlan, forecast: PlanForecast, measured: float | None) -
 
 
 class LossChips(QObject):
-    """Makes the chips about loss, and runs the quick test of a model when the person asks for it.
+    """Makes the chips about loss, and runs the quick test of a model when the user requests it.
 
     `on_change` is called when a test starts or ends.
     """

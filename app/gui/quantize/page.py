@@ -92,7 +92,7 @@ _DELAY_MS = 250
 _STEPS = 1000
 _START_FRACTION = 0.35  # the slider starts near 4 to 5 bits
 _SWEEP = 9
-_SAME_SIZE = 0.01  # a plan whose size differs by less is the measured file
+_SAME_SIZE = 0.01  # a plan whose size differs by less counts as the measured file
 _TIERS = (
     ("instant", "Instant", "Estimates the loss from similar models. Takes seconds."),
     ("balanced", "Balanced", "Measures this model in groups of tensors."),
@@ -144,7 +144,7 @@ class FitPage(Page):
         self.size_words = label("", "title")
         self._smallest, self._largest = label("", "small"), label("", "small")
         self.chips = Flow()
-        self._chips_look: list[object] = []  # what the chips show, and of which model
+        self._chips_look: list[object] = []  # what the chips show, and for which model
         self.start = button(self.tr("Make it fit"), self._start, "primary")
         self.start.setEnabled(False)
         self.plan_view = PlanView(services.theme)
@@ -203,7 +203,7 @@ class FitPage(Page):
         return round(low + (high - low) * self.slider.value() / _STEPS)
 
     def _refresh(self) -> None:
-        """Show the known models, then those that a new look at the folders finds too."""
+        """Show the known models, then also those that a new scan of the folders finds."""
         api = self._services.api
 
         def look_again(models: tuple[Model, ...]) -> None:
@@ -247,7 +247,7 @@ class FitPage(Page):
 
     def _on_model(self) -> None:
         self._delay.stop()
-        self._services.background.drop(self, "forecast")  # of the model before
+        self._services.background.drop(self, "forecast")  # of the previous model
         self._foreign.withdraw()
         self._range = (0, 0)
         self._ours, self._current, self._stock, self._measured = {}, {}, (), {}

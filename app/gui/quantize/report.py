@@ -103,7 +103,7 @@ def gate_words(report: QuantizeReport) -> list[str]:
 
 
 def _how(report: QuantizeReport) -> list[str]:
-    """How the file was made, if not in the usual way."""
+    """Describe how the file was made, if not in the usual way."""
     text = _tr("The source stores {n} weights as {format}. What that lost cannot be restored.")
     lines = [text.format(n=n, format=what) for what, n in report.formats.items()]
     if report.stopped == "unmeasured":
@@ -128,7 +128,7 @@ def _how(report: QuantizeReport) -> list[str]:
 
 
 def grid_words(plan: QuantPlan) -> list[str]:
-    """The tensors whose weights already lie on a grid of their type, by grid."""
+    """The tensors whose weights are already on a grid of their type, by grid."""
     text = _tr("Tensors trained for {grid}, whose weights lose nothing: {n}")
     return [text.format(n=n, grid=_tr(grid)) for grid, n in exact_counts(plan).items()]
 

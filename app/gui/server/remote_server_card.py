@@ -157,7 +157,7 @@ class ElsewhereCard(QFrame):
             self.code.show()
             self.shown.show()
 
-        if not self._services.background.is_loading(self, "code"):  # each one makes a key
+        if not self._services.background.is_loading(self, "code"):  # each link creates a key
             self._services.background.run(make, done, self._failed, self, newest="code")
 
 

@@ -78,10 +78,10 @@ def set_kind(widget: QWidget, kind: str) -> None:
 
 
 class _Button(QPushButton):
-    """A button that a double click presses once: its second press may meet another button in the same place."""
+    """A button that a double click presses once: the second press might hit another button in the same place."""
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
-        """Press nothing."""
+        """Ignore the second press."""
         event.accept()
 
 
@@ -289,7 +289,10 @@ def scrolled(column: QLayout, name: str) -> QScrollArea:
 
 
 class _Subtitle(QLabel):
-    """The text below the title. It has the height of its wrapped lines, which the header layout does not grant."""
+    """The text below the title.
+
+    It has the height of its wrapped lines, which the header layout does not provide.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(text, textFormat=Qt.TextFormat.PlainText, wordWrap=True)
@@ -489,7 +492,7 @@ class Banner(QFrame):
         self.raise_()
 
     def _on_time(self) -> None:
-        """Go, unless the user is reading or using it."""
+        """Disappear, unless the user is reading or using it."""
         focused = QApplication.focusWidget()
         is_used = self.underMouse() or (focused is not None and self.isAncestorOf(focused))
         if is_used or not self.window().isActiveWindow():

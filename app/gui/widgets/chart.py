@@ -20,7 +20,7 @@ from app.gui.widgets.swatch import shape_painter
 
 _DECIMALS_BELOW = 100
 _KEY_WIDTH, _KEY_HEIGHT = 20, 12  # of a line in the legend
-_SIGN = 8  # side of a point's sign in the legend
+_SIGN = 8  # size of a point's symbol in the legend
 _NEAR = 24  # maximum distance in pixels from a point for its tooltip
 
 
@@ -118,7 +118,7 @@ class ChartKey(Flow):
 
 @dataclass(frozen=True)
 class KeyEntry:
-    """A curve in the legend: its name, the pen of its line or None, and the sign of its points or ""."""
+    """A curve in the legend: its name, the pen of its line or None, and the symbol of its points or ""."""
 
     name: str
     colour: QColor
@@ -150,7 +150,7 @@ class _KeySign(QWidget):
 
 
 def _tick_words(axis: Any, values: Sequence[float], scale: float, spacing: float) -> list[str]:
-    """The figures of an axis, as the window writes numbers."""
+    """Axis labels in the window's number format."""
     if axis.logMode:
         return [_power_words(10**value) for value in values]
     places = max(0, ceil(-log10(spacing * scale)))

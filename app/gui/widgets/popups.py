@@ -99,7 +99,7 @@ class Menu(QMenu):
 
 
 def _leave(widget: QWidget) -> None:
-    """Take the look of a pointed-at button away: a menu keeps the pointer's leaving from it."""
+    """Remove a button's hover style: an open menu keeps it from noticing that the pointer left."""
     if isValid(widget) and not widget.rect().contains(widget.mapFromGlobal(QCursor.pos())):
         QCoreApplication.sendEvent(widget, QEvent(QEvent.Type.Leave))
         widget.setAttribute(Qt.WidgetAttribute.WA_UnderMouse, False)
