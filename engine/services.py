@@ -381,13 +381,13 @@ class EngineFacade:
         return canary_account(self.paths.state).get().found
 
     def forget_fault(self, rule: str) -> bool:
-        """Use again what a comparison of answers took out of use; False: no such rule. Raises: OSError."""
+        """Enable again what a comparison of answers disabled; False: no such rule. Raises: OSError."""
         from engine.placement.quarantine import forget
 
         return forget(self.placer.resources, rule)
 
     def engine_fault(self, version: str) -> str:
-        """Why a version of llama-cpp-python must not be installed here, with the way round; empty if it may be."""
+        """Why a version of llama-cpp-python must not be installed here, with the workaround; empty if it may be."""
         from engine.placement.engine_versions import faults_of
 
         resources = self.placer.resources

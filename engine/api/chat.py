@@ -179,7 +179,7 @@ class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):
 class PromptProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Number of prompt tokens processed so far. `left_s` estimates the seconds until the first token (0: unknown).
 
-    `busy`: other programs take the server's processor.
+    `busy`: other programs use the server's CPU.
     """
 
     processed: int = 0

@@ -28,9 +28,9 @@ _HubName = Annotated[str, Meta(min_length=1, max_length=500)]
 class CompareUploadsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """POST /tessera/v1/hub/compare: uploads of one model, as owner/name, owner/name:Q4_K_M or owner/name/file.gguf.
 
-    Without a quantization, all of the repository. `original` names what to compare with, in the same forms; without
-    it, the most exact file of these repositories or of the one they were made from. `more` other uploads of the
-    same model are added, the most downloaded ones.
+    Without a quantization, all files of the repository. `original` names what to compare with, in the same forms;
+    without it, the most exact file of these repositories or of the one they were made from. `more` other uploads of
+    the same model are added, the most downloaded ones.
     """
 
     uploads: Annotated[tuple[_HubName, ...], Meta(min_length=1, max_length=40)]

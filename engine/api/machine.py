@@ -111,7 +111,7 @@ class PowerLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class CanaryState(CanaryCounts, frozen=True, kw_only=True):
-    """GET /tessera/v1/canary: how many rows of answers were compared with the processor, and what was wrong.
+    """GET /tessera/v1/canary: how many rows of answers were compared with the CPU, and the errors found.
 
     `waiting` answers are recorded and not compared yet.
     """

@@ -66,7 +66,10 @@ class NewKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """One key, without the key itself, which is not stored. A connected `program`'s key does not require keys."""
+    """One key, without the key itself, which is not stored.
+
+    The key of a connected `program` does not make keys required.
+    """
 
     name: str
     scopes: tuple[Scope, ...] = ("chat",)

@@ -1,6 +1,6 @@
 """The encoder of answers: adds English sentences to their facts, and the names that older clients read.
 
-Each fact gets its sentence as `text`. Next to `reason_detail` it is sent as `reason` too, next to `note_details` as
+Each fact gets its sentence as `text`. With `reason_detail` it is also sent as `reason`, with `note_details` as
 `notes`.
 """
 
@@ -66,7 +66,7 @@ def described(schemas: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def _may_grow(kind: Any) -> bool:
-    """Whether answers of this type can hold something that `with_sentences` adds to."""
+    """Return True if `with_sentences` may add something to answers of this type."""
     parts = msgspec.json.schema_components([kind])[1]
     return not parts.keys().isdisjoint(part.__name__ for part in (Reason, *_ADDED))
 
@@ -97,7 +97,7 @@ def _are_facts(value: object) -> bool:
 
 
 def _sentence_name(wire_name: str) -> str:
-    """The name of the sentence next to a fact with this name; empty if it has none."""
+    """The field name of the sentence for a fact with this name; empty if it has none."""
     if wire_name.endswith("_details"):
         return wire_name.removesuffix("_details") + "s"
     return wire_name.removesuffix("_detail") if wire_name.endswith("_detail") else ""

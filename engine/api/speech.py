@@ -1,4 +1,4 @@
-"""/tessera/v1/speech: transcripts for dictation, and the speech model that makes them."""
+"""/tessera/v1/speech: transcripts for dictation, and the speech model that creates them."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ import msgspec
 class SpeechState(msgspec.Struct, frozen=True, kw_only=True):
     """GET /tessera/v1/speech: the speech model, and the languages that it understands.
 
-    `installable`: the server can download it, about `download_bytes`. If not, its files belong into `path`.
+    `installable`: the server can download it, about `download_bytes`. If not, put its files into `path`.
     """
 
     installed: bool

@@ -15,7 +15,7 @@ from engine.chat.types import ImagePart, Message, TemplateTraits, TextPart, Tool
 
 Dict = dict[str, Any]
 _NO_VARIABLES: Final[Mapping[str, Any]] = {}
-# Members of a question's part that TranslateGemma's template reads, with llama.cpp's values where there are none.
+# Fields of a user message's part that TranslateGemma's template reads, with llama.cpp's values if they are missing.
 LANGUAGES: Final = {"source_lang_code": "en-GB", "target_lang_code": "en-GB"}
 # Replaces an image for a text-only model.
 _UNSEEN: Final = "[image that this model cannot see]"
@@ -55,7 +55,7 @@ def images(messages: Sequence[Message]) -> tuple[ImagePart, ...]:
 def without_tools_images(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """The messages with text in place of images in results of tools, and a note if there was one.
 
-    A client that repeats the conversation could never take such an image out again.
+    A client that repeats the conversation could never remove such an image.
     """
     changed = tuple(_without_images(message) if message.role == "tool" else message for message in messages)
     if changed == tuple(messages):

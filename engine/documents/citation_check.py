@@ -1,7 +1,7 @@
 """Checks whether the words of an answer's sentences occur in the passages.
 
-It compares words and embeddings and understands nothing. Numbers, names and codes must occur in the very sentences
-of a passage that support a sentence, and what a passage denies or says the other way round is doubtful. A marked
+It compares words and embeddings, not meaning. Numbers, names and codes must occur in the very sentences
+of a passage that support a sentence, and a statement that a passage denies or reverses is doubtful. A marked
 sentence deserves a check; an unmarked one is not proven.
 """
 
@@ -189,7 +189,7 @@ def _exact(text: str) -> dict[str, str]:
 
 
 def _forms(text: str) -> set[str]:
-    """All forms in which a token of a text may be named: as it is, and the parts of a compound."""
+    """All forms in which a token may occur: as it is, and as the parts of a compound."""
     forms: set[str] = set()
     for match in _TOKEN.finditer(text):
         token = match.group().casefold()
@@ -206,7 +206,7 @@ def _missing(text: str, window: str) -> tuple[str, ...]:
 
 
 def _doubt(text: str, window: Window, stems: Callable[[str], list[str]]) -> "Doubt":
-    """Why the sentence may be wrong although its words are there."""
+    """Why the sentence may be wrong although its words occur in the source."""
     if _denied(text, window.text, stems):
         return "negation"
     sentence_stems = set(_content(text, stems))
@@ -220,14 +220,14 @@ def _doubt(text: str, window: Window, stems: Callable[[str], list[str]]) -> "Dou
 
 
 def _other_instead(exact: Collection[str], source: Collection[str], forms: Collection[str]) -> bool:
-    """Return whether the nearest sentence has another number, or another code, instead of one."""
+    """Return True if the nearest sentence has a different number or code in its place."""
     lacks = [form for form in exact if form not in forms]
     others = [form for form in source if form not in exact]
     return any(form[0].isdigit() == other[0].isdigit() for form in lacks for other in others)
 
 
 def _denied(text: str, window: str, stems: Callable[[str], list[str]]) -> bool:
-    """Return whether only one of both denies a word that they share."""
+    """Return True if exactly one of the two texts denies a word that both contain."""
     plain, denied = _polarity(text, stems)
     source_plain, source_denied = _polarity(window, stems)
     for word in denied:
@@ -256,10 +256,10 @@ def _polarity(text: str, stems: Callable[[str], list[str]]) -> tuple[set[str], s
 
 
 def _bound_elsewhere(clause: str, window: Window, stems: Callable[[str], list[str]]) -> bool:
-    """Return whether the source says a number of something else than this clause does.
+    """Return True if the source states a number about something else than this clause does.
 
     "Resolved items older than 15 days" from "unresolved items older than 15 days and resolved items older than 60":
-    the part with 15 lacks "resolved", and a part like it, or the words next to another number, have it.
+    the part with 15 lacks "resolved", and a similar part, or the words next to another number, contain it.
     """
     numbers = {form: shown for form, shown in _exact(clause).items() if form[0].isdigit()}
     for part in window.parts:

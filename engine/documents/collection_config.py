@@ -29,7 +29,7 @@ class CollectionConfig(msgspec.Struct, frozen=True, kw_only=True):
     If `open` is set, every client with chat access may query it, else only the user's own programs.
     `embedding_model` and `reranker` are model ids; "" lets the server choose a local one, "none" disables it.
     `agreed` maps models on other servers to the server URL to which the user agreed to send the collection's text.
-    `facts` are a client's own metadata (OpenAI's `metadata`). `owner` made a vector store by the API.
+    `facts` are a client's own metadata (OpenAI's `metadata`). `owner` created a vector store through the API.
     """
 
     id: str
@@ -47,7 +47,7 @@ class CollectionConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_named(self) -> bool:
-        """Whether the user made it under a name, not a client as a vector store."""
+        """True if the user created it with a name, False if a client created it as a vector store."""
         return self.id.startswith(f"{NAMED}_")
 
 

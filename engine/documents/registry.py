@@ -32,8 +32,8 @@ from engine.message_catalog.reasons import Reason, because
 MAX_UNREAD: Final = 10_000
 # A file of a few kB can expand to any amount of text. This is twenty times the longest novel.
 MAX_CHARS: Final = 64_000_000
-# How files are read. If an index was made otherwise, mails and files with tables are read again; equal passages
-# keep their vectors.
+# How files are read. If an index was built in another way, mails and files with tables are read again; equal
+# passages keep their vectors.
 _CUT: Final = "tables of 1000, mails with attachments"
 _WITHOUT_TABLES: Final = frozenset({"pdf", "picture", "code", "text"})
 # After this time the next file gets a turn.

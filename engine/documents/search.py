@@ -27,7 +27,8 @@ _PAGE_PASSAGES: Final = 6
 # At most this many passages of one document rank before other documents. Otherwise the pages of one manual on the
 # same topic would crowd out the second document that a question needs.
 _OF_DOCUMENT: Final = 3
-# A number, code or compound name ("22012", "gc.auto", "reflogExpire", "POSIX"): who writes it means exactly that.
+# A number, code or compound name ("22012", "gc.auto", "reflogExpire", "POSIX"): a user who types it means exactly
+# that.
 _TOKEN: Final = re.compile(r"[\w./:\\-]+")
 _CODE: Final = re.compile(r"\d|\w[_./:]\w|[a-z][A-Z]|[A-Z]{2}")
 # Extra score of a passage that holds all codes of the query. Without them a score is at most 1.
@@ -83,7 +84,7 @@ def find(
 
 
 def by_codes(store: Store, question: str) -> dict[int, float]:
-    """Extra score of the passages that hold numbers, codes and compound names of the query, the rarer the more.
+    """Extra score of the passages that hold numbers, codes and compound names of the query; rarer ones count more.
 
     BM25 divides by the length of a passage and adds up common words, so the only row of a table with the code that
     was asked for may come after many short passages with the words around it.
@@ -186,7 +187,7 @@ def widened(chunks: Sequence[Passage], chunk_id: int, used_ids: Collection[int])
     size = len(chunks[first].text)
     forward = True
     while True:
-        # In turn, the text after it first: a heading or a question precedes its answer.
+        # Alternately, starting with the text after it: a heading or a question precedes its answer.
         ways = [
             place
             for place in ((last + 1, first - 1) if forward else (first - 1, last + 1))

@@ -51,7 +51,7 @@ class PageRead(msgspec.Struct, frozen=True):
 # Problems of pages that are pictures: OCR was not requested, or it is not installed here.
 NEEDS_OCR: Final = "the page is an image; reading it needs OCR"
 NO_OCR_HERE: Final = "it is an image, and OCR is not installed here"
-# Also as stored by earlier versions.
+# Includes the values that earlier versions stored.
 OCR_MISSING: Final = (NO_OCR_HERE, f"{NO_OCR_HERE} (pip install 'tessera[ocr]')")
 
 
@@ -101,8 +101,8 @@ class Passage(msgspec.Struct, frozen=True, kw_only=True):
     relevance: float | None = None
 
 
-# Why a sentence may be wrong although its words are in the passage: one of both denies something, its numbers and
-# names belong to different statements there, or the passage says it the other way round.
+# Why a sentence may be wrong although its words are in the passage: one of the two denies something, its numbers
+# and names belong to different statements in the passage, or the passage states the reverse.
 Doubt = Literal["", "negation", "apart", "order"]
 
 

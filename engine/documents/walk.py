@@ -27,7 +27,7 @@ class _Level(NamedTuple):
 
 
 class IgnoreRules:
-    """Ignore files from a folder down to one below it; the deepest file with a matching rule decides.
+    """The ignore files from a folder down to one of its subfolders; the deepest file with a matching rule decides.
 
     `strict`: an ignore file that exists and cannot be read now is an OSError; else it has no rules.
     """
@@ -38,7 +38,7 @@ class IgnoreRules:
 
     @classmethod
     def at_root(cls, root: Path, always: Iterable[str] = (), *, strict: bool = False) -> "IgnoreRules":
-        """The patterns that always hold, then git's exclude file, then the root's ignore files."""
+        """The patterns that always apply, then git's exclude file, then the root's ignore files."""
         patterns = (list(always), _patterns(root / ".git" / "info" / "exclude", strict=strict))
         levels = tuple(_Level("", GitIgnoreSpec.from_lines(lines)) for lines in patterns if lines)
         return cls(levels, strict=strict).below(root, "")

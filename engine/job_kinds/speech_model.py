@@ -41,7 +41,7 @@ def register(registry: JobRegistry) -> None:
 
 
 def can_fetch() -> bool:
-    """Whether this installation has what downloads the speech model: one from source has, a package has not."""
+    """True if this installation can download the speech model: one from source can, a package cannot."""
     return _LOCK.is_file() and not getattr(sys, "frozen", False)
 
 

@@ -91,7 +91,7 @@ _KEPT = 200
 _SPEED_WINDOW_S = 5.0
 _LEAST_SAMPLES = 2  # a speed needs two points
 _STALLED_S = 5.0
-# A server that ends waits so long for a job to pause, and for one that stores its result.
+# How long a closing server waits for a job to pause, and for one that is storing its result.
 _PAUSE_S: Final = 10.0
 _STORE_S: Final = 60.0
 
@@ -114,7 +114,7 @@ class JobContext:
         self.storing = False
 
     def store(self) -> None:
-        """Note that from now on the work stores its result: a server that ends waits for it."""
+        """Report that the work is storing its result from now on; a closing server waits for it."""
         self.storing = True
 
     def ask(self, overrides: Literal["paused", "cancelled", "finished"]) -> None:

@@ -505,7 +505,7 @@ def moved_entry(entry: ModelEntry, source: Path, target: Path) -> ModelEntry:
     files = []
     for file in entry.files:
         path = moved_path(file.path, source, target)
-        with contextlib.suppress(OSError):  # a missing file keeps what is known of it
+        with contextlib.suppress(OSError):  # a missing file keeps its known facts
             info = Path(path).stat()
             if path != file.path and info.st_size == file.size_bytes:  # a file system may round times
                 file = msgspec.structs.replace(file, mtime_ns=info.st_mtime_ns)  # noqa: PLW2901

@@ -150,8 +150,8 @@ def linked_folders(catalogue: Catalogue) -> tuple[LinkedFolder, ...]:
 def unlink(catalogue: Catalogue, where: str) -> Unlinked:
     """Stop scanning a linked folder, or all linked folders of an application, and forget their models. Files stay.
 
-    Models that a folder which is still scanned has too are kept. A later link shows also models that the user had
-    removed. Raises: InputFault: no such folder is linked.
+    Models that are also in a folder that is still scanned are kept. Linking the folder again also shows models that
+    the user had removed. Raises: InputFault: no such folder is linked.
     """
     linked = catalogue.store.folders()
     if where in other_apps.APPS:

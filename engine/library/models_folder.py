@@ -74,7 +74,7 @@ def folder_is_fixed(variable: str) -> InputFault:
 def check(paths: Paths, target: Path, keep: Keep) -> MoveTask:
     """The task that moves the models folder to `target`.
 
-    Raises: InputFault: the folder is not empty, is the same or lies in the old one, or the settings cannot change;
+    Raises: InputFault: the folder is not empty, is the old one or inside it, or the settings cannot change;
     NotEnoughDisk, CannotWrite.
     """
     source, target = paths.models.absolute(), target.absolute()
@@ -315,7 +315,7 @@ def _journal_source(target: Path) -> str:
 
 
 def _journal(target: Path) -> set[str]:
-    """Names of the files that were copied. The folder may come from a stranger: only files inside it count."""
+    """Names of the files that were copied. The folder may be untrusted: only files inside it count."""
     return {name for name in _lines(target)[1:] if _is_inside(target, target / name)}
 
 

@@ -1,6 +1,6 @@
-"""Sentences of engine.placement: why a model runs where it runs, alternatives, fallbacks, and what needs less memory.
+"""Sentences of engine.placement: why a model runs where it runs, alternatives, fallbacks, and saving memory.
 
-The dispatch card shows DISPATCH; `tessera verify-device` shows CHECKS.
+The placement card shows DISPATCH; `tessera verify-device` shows CHECKS.
 A field with several values has their separator after its colon.
 """
 

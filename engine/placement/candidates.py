@@ -53,7 +53,7 @@ SPLIT_RESERVE_BYTES: Final = 512 << 20
 # Factor on a candidate's time of a usual turn, once for a larger ubatch and once for attention of all layers on the
 # GPU: both may cost a little there, but gain more on long prompts.
 TIE: Final = 0.95
-# A smaller ubatch must make a usual turn faster by this factor, so that doubt about the forecast changes nothing.
+# A smaller ubatch must make a usual turn faster by this factor, so that an uncertain forecast changes nothing.
 FASTER_TURN: Final = 0.97
 SMALLEST_UBATCH: Final = 128
 
@@ -306,7 +306,7 @@ class _Offload:
         return min(tried, key=order)
 
     def _with_best_ubatch(self, usual: Candidate) -> Candidate:
-        """The same with a smaller ubatch if this model's usual turns are faster with it, as behind long texts."""
+        """The same with a smaller ubatch if this model's usual turns are faster with it, as after long texts."""
         if not rates(self._gpu, self._runtime.backend).prompt_mask_s or len(self._devices) > 1:
             return usual
         sizes = (usual.settings.n_ubatch // 2, usual.settings.n_ubatch // 4)

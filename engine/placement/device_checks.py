@@ -69,7 +69,7 @@ class DeviceChecks:
         wrong_because: str = "",
         check: DeviceCheck | None = None,
     ) -> None:
-        """Store that long texts were compared too, after a verdict on short ones; `wrong_because`: they differ."""
+        """Store that long texts were compared too, after short ones; `wrong_because` is set if they differ."""
         key = check_key(settings, shape, machine)
 
         def changed(old: dict[str, DeviceCheckRecord]) -> dict[str, DeviceCheckRecord]:
@@ -92,7 +92,7 @@ class DeviceChecks:
         return sorted(verdicts, key=lambda verdict: -verdict.checked_at)
 
     def forget_wrong(self) -> None:
-        """Delete what was found wrong, so that the next load compares again. Raises: OSError."""
+        """Delete the recorded faults, so that the next load compares again. Raises: OSError."""
         self._store.change(lambda old: {key: one for key, one in old.items() if not one.wrong})
 
     def to_compare(self, settings: LoadSettings, shape: ModelShape, machine: Machine) -> LoadSettings:

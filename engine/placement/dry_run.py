@@ -1,4 +1,4 @@
-"""Dry runs: llama.cpp itself says what memory a load needs, in a child."""
+"""Dry runs: llama.cpp itself, in a child process, reports the memory that a load needs."""
 
 import hashlib
 import logging

@@ -55,7 +55,7 @@ def install(
 
 
 def faults_of(version: str, machine: Machine, rules: Rules) -> list[tuple[Device, str, Rule]]:
-    """Faults of this version's llama.cpp on a GPU here that have no way round but another backend.
+    """Faults of this version's llama.cpp on a GPU here that only another backend avoids.
 
     Empty if the rules do not know which build of llama.cpp the version has.
     """
@@ -76,7 +76,7 @@ def use(
 ) -> None:
     """Compare again, then use a version from the next start of a runner on, for all models or for one.
 
-    `shipped` is the version that came with the program and is taken as it is.
+    `shipped` is the version that came with the program and is used without a comparison.
     Raises: EngineVersionRefused: it is not installed or fails; what was used stays in use.
     """
     if name != SHIPPED:

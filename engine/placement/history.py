@@ -75,7 +75,7 @@ def seconds_at(points: Sequence[SpeedPoint], depth: float, forecast: Callable[[f
 
     The points are moved to this model by its own forecast at their depths. Between two of them, and beyond, time
     grows with the forecast; the measured slope may even fall, but not below half of what was measured. Beyond
-    points that are close to each other, noise would decide the slope, so it is mostly that of the forecast.
+    points that are close to each other, noise would decide the slope, so the slope is mostly that of the forecast.
     """
     moved = [(forecast(p.depth), p.measured_s * forecast(p.depth) / p.forecast_s) for p in points]
     at_depth = forecast(depth)
@@ -115,8 +115,8 @@ MAX_ENTRIES: Final = 500
 USE_TOKENS: Final = 20_000
 # A correction that changed by more than this is written at once.
 NEWS: Final = 0.1
-# Two measured points tell how time grows if their forecasts differ by this. A measurement under load is off by as
-# much, so of closer points only the square of their share of it counts.
+# Two measured points show how time grows if their forecasts differ by this factor. A measurement under load is off
+# by as much, so closer points count less, by the square of their distance relative to it.
 CLEAR_GROWTH: Final = 0.2
 # Newest responses whose median is a model's correction: a single one may have run next to other work.
 NEWEST_RESPONSES: Final = 5

@@ -274,7 +274,7 @@ class TunedSetting(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
     def fact(self) -> Reason:
-        """The measurement as a fact for the dispatch card."""
+        """The measurement as a fact for the placement card."""
         name, of = _fact(self.name), _fact(self.of)
         values = {"name": name, "value": _level(self.value), "took": _figures(self.turn_s, self.turn_j), "of": of}
         if self.against is None:

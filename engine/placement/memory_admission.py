@@ -263,9 +263,9 @@ class MemoryAdmission:
     def observed(self, model_id: str, tokens: int, decode_s: float, depth: float) -> None:
         """Record a decode speed measured on this machine, on average after `depth` tokens.
 
-        It replaces the forecast at the next placement if one device holds the whole model. If the model is so large
-        that memory speed decides, it says how fast the device reads, too. While other programs use the processor, a
-        speed on it says little and is not recorded.
+        It replaces the forecast at the next placement if one device holds the whole model. For a model so large
+        that memory speed decides, it also shows how fast the device reads. While other programs use the CPU, a
+        speed on it means little and is not recorded.
         """
         load = self._loads.get(model_id)
         if load is not None and load.settings.remotes:

@@ -1,4 +1,4 @@
-"""Takes a combination of device, driver, kernels and settings out of use that gave wrong answers here."""
+"""Disables a combination of device, driver, kernels and settings that gave wrong answers here."""
 
 import hashlib
 import re
@@ -48,10 +48,10 @@ def quarantine(
     check: DeviceCheck,
     sentence_of: Callable[[Reason], str],
 ) -> str:
-    """Use these settings no more; return the name of the rule that says so, for `forget`. Blocks.
+    """Disable these settings; return the name of the rule for that, to pass to `forget`. Blocks.
 
-    `sentence_of` words a reason. On a GPU the chip is not used with this backend, driver, build and shape of batch.
-    On the processor alone Tessera's own kernels are left out, then repacked weights.
+    `sentence_of` returns the sentence of a reason. On a GPU the chip is not used with this backend, driver, build
+    and shape of batch. On the CPU alone, Tessera's own kernels are disabled first, then repacked weights.
     """
     machine = resources.machine.now()
     if not settings.devices:
@@ -68,7 +68,7 @@ def quarantine(
 
 
 def forget(resources: Resources, rule: str) -> bool:
-    """Use again what this rule took out of use; False if there is none. Devices are compared again. Blocks.
+    """Enable again what this rule disabled; False if there is none. Devices are compared again. Blocks.
 
     Raises: OSError.
     """

@@ -181,7 +181,7 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
         return self.machine_key, self.shape_key, self.prompt_tokens, self.goal
 
     def reasons(self) -> tuple[Reason, ...]:
-        """For the dispatch card: what was measured, and each choice with its measurement."""
+        """For the placement card: what was measured, and each choice with its measurement."""
         day = time.strftime("%Y-%m-%d", time.localtime(self.measured_at))
         took = because(
             "turn_took",

@@ -211,7 +211,7 @@ class Forecast(msgspec.Struct, frozen=True):
         return near
 
     def measured_gbs(self, device: str, backend: str) -> float | None:
-        """GB/s that earlier answers read there."""
+        """Memory speed in GB/s that earlier answers reached there."""
         return self.memory.speed_gbs(device, backend) if self.memory is not None else None
 
     @property
@@ -269,7 +269,7 @@ class Forecast(msgspec.Struct, frozen=True):
     def measured_at(self, lengths: Sequence[tuple[int, float, float]], answer: int, now: float) -> MeasuredSpeed:
         """The record of measurements: (prompt tokens, tokens/s of the prompt, of `answer` tokens after it).
 
-        A prompt takes what its middle takes.
+        A prompt token takes as long as one in the prompt's middle.
         """
         prompt, decode = [], []
         for length, prefill_tok_s, decode_tok_s in sorted(lengths):
@@ -327,10 +327,10 @@ def _expected_at(rule: Forecast, memory: PlacementHistory, owner: str, prompt_de
 def _answered(
     speed: Speed, rule: Forecast, memory: PlacementHistory, owner: str, depth: float, *, by_others: bool
 ) -> Speed:
-    """The speed according to answers on the only device of this place: of this model, or on the CPU of others.
+    """The speed according to earlier answers on the only device of this place.
 
-    On a CPU the answers of others correct the rule. The GB/s that one of them read would say less: the types of
-    their weights take different times to unpack.
+    Answers of this model count; on a CPU, answers of other models correct the rule too. Their GB/s would be less
+    accurate: the types of their weights take different times to unpack.
     """
     device, backend, _ = rule.devices[0]
     if len(rule.devices) > 1 or 0 < rule.settings.n_gpu_layers <= len(rule.shape.layers):
@@ -348,7 +348,7 @@ def _answered(
 def speed_curve(rule: Forecast, memory: PlacementHistory, owner: str) -> SpeedCurve:
     """Forecast, expectation and measured points over prompt lengths up to the context of `rule`.
 
-    A prompt takes what its middle takes, as in `Forecast.measured_at`.
+    A prompt token takes as long as one in the prompt's middle, as in `Forecast.measured_at`.
     """
     context = max(1, rule.settings.n_ctx)
     stored = memory.measured_speed(rule.key)
@@ -495,7 +495,7 @@ def _prompt_s(
 ) -> float:
     """Seconds of computing for one prompt token after `depth` others."""
     on_cpu = device.kind not in {"igpu", "dgpu"}
-    # No processor without VNNI was timed, so no device is chosen for what these kernels would gain there.
+    # No CPU without VNNI was timed, so the gain of these kernels there does not influence the choice of a device.
     own = set(settings.tiles) if on_cpu and "avx512_vnni" in device.isa else set()
     if ATTENTION in own:
         rate = msgspec.structs.replace(rate, attention_gflops=rate.attention_rate * chip_speeds().cpu.own_attention)

@@ -1,7 +1,7 @@
 """The steps that choose the settings of a load, in order, on one page.
 
 Each step reads what is known about the load and returns the settings, changed or not, and the reason. The placement
-carries these changes: the dispatch card, the API and `tessera fit --explain` show them. `device` compares places;
+carries these changes: the placement card, the API and `tessera fit --explain` show them. `device` compares places;
 its work on the CPU is also a list of steps, CPU_STEPS in engine/placement/candidates.py.
 """
 
@@ -290,7 +290,7 @@ def sound_device(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reas
 
 
 def fault_workarounds(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """Work round known faults of this chip, driver and engine."""
+    """Work around known faults of this chip, driver and engine."""
     changed, rules = applied(load.stores.fault_rules.now(), load.shape, load.machine, settings)
     if changed == settings or settings.remotes:
         return settings, None
@@ -331,7 +331,7 @@ def engine_arguments(load: Load, settings: LoadSettings) -> tuple[LoadSettings, 
 
 
 def prefix_cache(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """Give the prefix cache part of the memory left over, never of what a model needs."""
+    """Give the prefix cache a part of the remaining memory, never memory that a model needs."""
     if settings.remotes:
         return settings, None  # a prefix cached here would cross the link
     need = load.placed.need

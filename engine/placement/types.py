@@ -308,12 +308,12 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WrongAnswers(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers of a model that were wrong: rows of one of them differed from the processor's results.
+    """Answers of a model that were wrong: rows of one of them differed from the CPU's results.
 
     Answers between `since` and `found_at` (seconds since the epoch) were computed with the same settings. `rule`
-    names the rule by which these are not used any more. `tokens` is the length of the text, `batch_rows` and
+    names the rule that disables them. `tokens` is the length of the text, `batch_rows` and
     `sequences` the shape of the batch of each row. Distances are KL divergences in nats: the mean, the largest,
-    the mean from a second computation with other kernels, and that of both computations from each other.
+    the mean from a second computation with other kernels, and the one between the two computations.
     """
 
     model: str
@@ -337,7 +337,7 @@ class WrongAnswers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CanaryCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was compared with the processor so far, and what was wrong.
+    """Comparisons with the CPU so far, and the errors found.
 
     Models computed for `computing_s` seconds, and comparing took `spent_s`. `checked_at` is in seconds since the
     epoch; None: nothing was compared yet.

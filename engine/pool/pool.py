@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 # A model whose runner crashed MAX_CRASHES times within this time is not loaded until its file or settings change.
 CRASH_WINDOW_S: Final = 300.0
-# A runner that dies this far into a prompt is a driver's fault rather than the request's. Reported from 16,000 on.
+# If a runner dies this far into a prompt, the driver is at fault rather than the request. Reported from 16,000 on.
 AT_DEPTH: Final = 4096
 # Interval between checks for idle models. A model outlives its time to live by at most this.
 REAP_S: Final = 1.0

@@ -14,7 +14,7 @@ def main() -> int:
     engine, parent_pid = sys.argv[1], int(sys.argv[2])
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # otherwise an abort starts a debugger, if one is installed
     die_with_parent(parent_pid)
-    short_turns()  # for the thread that steps, beside those that read and tokenize requests
+    short_turns()  # for the thread that runs steps, next to those that read and tokenize requests
     channel = claim_stdio()
     if engine == "llama":
         gc.disable()  # imported modules are not garbage, and collecting takes a tenth of the start time

@@ -359,7 +359,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True, tag="pace"):
-    """Limit steps from now on: maximum threads (0: as many as pay), and fraction of time that steps may run."""
+    """Limit steps from now on: maximum threads (0: the best number), and fraction of time that steps may run."""
 
     threads: int = 0
     duty: float = 1.0

@@ -52,8 +52,8 @@ LONGEST_S: Final = 120.0
 WAITING: Final = 8
 MAX_FOUND: Final = 50
 MAX_FACTORS: Final = 100
-# Seconds that a child takes at first sight: to start and map the file, and for each token. What it took replaces
-# them. A CPU multiplies about 25 billion weights a second; a byte of a file has about two.
+# First estimate of a child's seconds: to start and map the file, and for each token. Measured times replace it. A
+# CPU multiplies about 25 billion weights a second; a byte of a file has about two.
 START_S: Final = 1.0
 BYTES_PER_S: Final = 2e9
 TOKEN_BYTES_PER_S: Final = 12e9
@@ -103,7 +103,7 @@ class Canary:
         )
 
     def watch(self, model: LoadedModel, runner: Runner, settings: LoadSettings) -> LoadSettings:
-        """The settings of a load, with rows recorded if the CPU can compute them otherwise than the load does."""
+        """Settings of a load; records rows if the CPU can compute them in another way than the load."""
         model.news += self._news.pop(model.id, [])
         settings = msgspec.structs.replace(settings, num_faults=len(self._store.get().found))
         if not self.enabled or not isinstance(runner, RunnerProcess) or not comparable(settings):
@@ -112,7 +112,7 @@ class Canary:
         return msgspec.structs.replace(settings, recorded_rows=EVERY)
 
     def _take(self, watched: Watched, recorded: RowsRecorded) -> None:
-        """A runner sent rows of an answer; the time of its steps is what a comparison may take a part of."""
+        """Store rows that a runner sent, and the time of its steps: a comparison may take a share of that time."""
         self._unsaved_s += max(0.0, recorded.steps_s - watched.steps_s)
         self._unpaid_s += max(0.0, recorded.recording_s - watched.recording_s)
         watched.steps_s, watched.recording_s = recorded.steps_s, recorded.recording_s
@@ -155,7 +155,7 @@ class Canary:
         return min(LONGEST_S, earned_s - now.spent_s - self._unpaid_s)
 
     def _affordable(self, waiting: list[tuple[Watched, RowsRecorded]]) -> tuple[Watched, RowsRecorded] | None:
-        """The longest of the waiting texts whose comparison the account can pay, and that memory has room for."""
+        """The longest of the waiting texts whose comparison fits the time account and the memory."""
         budget_s = self._budget_s()
         for chosen in sorted(waiting, key=lambda each: -len(each[1].tokens)):
             watched, recorded = chosen
@@ -196,7 +196,7 @@ class Canary:
         return self._pool.busy or self.waits()
 
     async def _verdict(self, settings: LoadSettings, recorded: RowsRecorded, limit_s: float) -> RowVerdict | None:
-        """The child's verdict; None if it failed, took too long, or had to make way for a request."""
+        """The child's result; None if it failed, took too long, or was stopped for a request."""
         body = msgspec.msgpack.encode(Recompute(settings=settings, recorded=recorded, threads=idle_threads()))
         ended = await output_while_idle(
             child_command("engine.runner.llama.recompute_child", str(os.getpid())),
@@ -332,5 +332,5 @@ def comparable(settings: LoadSettings) -> bool:
 
 
 def expected_s(file_bytes: int, tokens: int) -> float:
-    """Seconds of a comparison, at first sight."""
+    """First estimate of a comparison's seconds."""
     return START_S + file_bytes / BYTES_PER_S + tokens * file_bytes / TOKEN_BYTES_PER_S

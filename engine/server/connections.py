@@ -194,7 +194,7 @@ def quieten(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class _DatedState(ServerState):
-    """uvicorn's state of connections. It makes the date header when a response starts, not ten times a second."""
+    """uvicorn's state of connections. It creates the date header when a response starts, not ten times a second."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -217,7 +217,7 @@ class _DatedState(ServerState):
 
 
 class SleepingServer(Server):
-    """A uvicorn server that wakes when something happens. Make it in the event loop that it runs in."""
+    """A uvicorn server that wakes when something happens. Create it in the event loop that it runs in."""
 
     def __init__(self, config: Config) -> None:
         self._loop = asyncio.get_running_loop()

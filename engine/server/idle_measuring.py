@@ -112,7 +112,7 @@ class IdleMeasuring:
         return bool(samples) and sum(s.cpu_frac for s in samples) <= self._most_busy * len(samples)
 
     async def _checked_one(self) -> bool:
-        """Compare long texts of one load with the CPU. Whether that began."""
+        """Compare long texts of one load with the CPU. Return True if that began."""
         for model_id, settings in list(self._deep.items()):
             shape = await asyncio.to_thread(self._unchecked, model_id, settings)
             if shape is None:
@@ -192,7 +192,10 @@ class IdleMeasuring:
             return {"error": f"the process ended with {code}"}
 
     async def _compared(self, model: LoadedModel) -> bool:
-        """Compare the places for this model if that was not done yet; move it to a faster one. Whether it began."""
+        """Compare the places for this model if that was not done yet; move it to a faster one.
+
+        Return True if that began.
+        """
         state, service = self._state, self._state.bench_service
         if service is None or model.placement is None or self._tries[model.id] >= TRIES:
             return False
@@ -275,7 +278,7 @@ class IdleMeasuring:
 
 
 def deep_length(settings: LoadSettings, shape: ModelShape) -> int:
-    """Tokens of the long text that a device is compared with the CPU for."""
+    """Number of tokens of the long text for comparing a device with the CPU."""
     readable = int(DEEP_S * TOKEN_BYTES_PER_S / max(1, weights_read(shape)))
     least = max(LEAST_DEPTH, shape.sliding_window + PIECE, int(2.5 * settings.n_ubatch))
     most = min(max(settings.n_ctx, settings.max_ctx) - PIECE, DEEPEST)

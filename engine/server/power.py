@@ -38,7 +38,7 @@ from engine.server.utilization import Utilization
 
 # The battery driver updates its values only every few seconds.
 BATTERY_S: Final = 5.0
-# Work that begins again within this time finds the profile still held.
+# Work that starts again within this time keeps the profile.
 LINGER_S: Final = 10.0
 # Assumed response length of a request without max_tokens, for its expected energy.
 USUAL_TOKENS: Final = 512

@@ -81,7 +81,10 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recording:
-    """A recording that is being transcribed. `spent_s` is the child's time for it, from its least peer's on."""
+    """A recording that is being transcribed.
+
+    `spent_s` is the child's time for it, starting at the least of its peers' times.
+    """
 
     def __init__(self, number: int, owner: str, spent_s: float) -> None:
         self.number, self.owner, self.spent_s = number, owner, spent_s
@@ -91,9 +94,10 @@ class Recording:
 class Turns:
     """Lets one recording at a time use the child, for one step.
 
-    The next is that of the owner with the least time so far, and of this owner's recordings the one with the least.
-    A new one starts with the time of the least of its peers, so that it neither waits for all they have left nor
-    overtakes them for ever. `may_open` returns whether the child may hold so many recordings. Use from one loop.
+    The next is the one of the owner with the least time so far, and among that owner's recordings the one with the
+    least. A new one starts at the least time of its peers, so that it neither waits for all their remaining work
+    nor overtakes them forever. `may_open` returns whether the child may hold that many recordings. Use from one
+    loop.
     """
 
     def __init__(self, may_open: Callable[[int], bool]) -> None:
@@ -262,7 +266,7 @@ class Speech:
         return answer
 
     def _has_memory(self, num_recordings: int) -> bool:
-        """Whether the child may hold so many recordings; reserves their memory."""
+        """Whether the child may hold that many recordings; reserves their memory."""
         try:
             num_bytes = RESIDENT_BYTES + (num_recordings - 1) * RECORDING_BYTES
             self._ledger.reserve(OWNER, {"cpu": DeviceBytes(num_bytes)}, OWNER)

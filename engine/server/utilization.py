@@ -18,8 +18,8 @@ from devices.utilization import UsageSampler
 
 log = logging.getLogger(__name__)
 EVERY_S: Final = 1.0
-# Only every fifth sample is taken while no model works, nobody reads the samples and no meter measures power: each
-# wakes the processor some six times.
+# Only every fifth sample is taken while no model works, no client reads the samples and no meter measures power:
+# each wakes the CPU about six times.
 IDLE_TIMES: Final = 5
 # A program that reads the samples gets one per second for this long.
 READ_S: Final = 10.0

@@ -39,7 +39,7 @@ from engine.chat.types import AnswerEvent, ReasoningDelta, TextDelta, ToolDefini
 # These have no meaning between the calls of a section.
 _FILLER: Final = ",;[]"
 _IMPLICIT: Final = Section("")
-# Between texts of one kind that a call or another block separates: protocols with one text per response join them.
+# Separates texts of one kind around a call or another block: protocols with one text per response join them.
 PARAGRAPH: Final = "\n\n"
 
 

@@ -34,7 +34,8 @@ _OPF: Final = "{http://www.idpf.org/2007/opf}"
 _XML: Final = etree.XMLParser(resolve_entities=False, no_network=True, recover=True, huge_tree=False)
 
 
-# Where an HTML or XML file states its encoding, and names that mean more than they say. Source: WHATWG Encoding.
+# Where an HTML or XML file states its encoding, and names that stand for a larger encoding. Source: WHATWG
+# Encoding.
 _STATED: Final = re.compile(
     rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w.:-]+)|^\s*<\?xml[^>]+encoding\s*=\s*["']([\w.:-]+)""", re.IGNORECASE
 )
@@ -76,7 +77,7 @@ def blocks_of(raw: bytes, charset: str | None = None) -> Iterator[Block]:
 
 
 def _text_of(raw: bytes, charset: str | None) -> str:
-    """The text in the stated encoding, if its bytes are in it; else as the decoder of plain text finds it."""
+    """The text in the stated encoding if its bytes are valid in it, otherwise in the detected one."""
     stated = _STATED.search(raw[:4096])
     names = (charset, (stated[1] or stated[2]).decode() if stated else None)
     for name in (_SAME.get(name.lower(), name) for name in names if name):

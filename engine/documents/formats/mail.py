@@ -23,7 +23,7 @@ _SHOWN = ("From", "To", "Cc", "Date", "Subject")
 _LONGEST_HEADER = 4000
 _LONGEST_NAME = 200
 _NOT_READ: Final = "not read"
-# Python's parser compares each line with the boundaries of all parts around it, and calls itself for each.
+# Python's parser compares each line with the boundaries of all parts around it, and recurses for each.
 DEEPEST = 30
 _TOO_DEEP = "its parts are nested more than 30 deep"
 _BOUNDARY = re.compile(
@@ -41,7 +41,10 @@ _SUFFIXES: Final = {"text/plain": ".txt", "text/html": ".html", "text/csv": ".cs
 
 
 class _Attached(io.BytesIO):
-    """The content of an attachment, with what readers use of a path. It is never written to the disk."""
+    """The content of an attachment, with the parts of a path's interface that readers use.
+
+    It is never written to the disk.
+    """
 
     def __init__(self, content: bytes, name: str) -> None:
         super().__init__(content)
@@ -91,7 +94,7 @@ def _parsed(raw: bytes) -> EmailMessage:
 
 
 def _is_too_deep(raw: bytes) -> bool:
-    """Whether more parts are open at the same time than are read: by their boundaries, in one pass."""
+    """Return True if more parts are nested than will be read; checks their boundaries in one pass."""
     boundaries: set[bytes] = set()
     around: list[bytes] = []
     for quoted, plain, line in _BOUNDARY.findall(raw):
@@ -100,7 +103,7 @@ def _is_too_deep(raw: bytes) -> bool:
             continue
         ends = line not in boundaries and line.endswith(b"--")
         name = line[:-2] if ends else line
-        if name in around:  # whatever is still open within it ends here
+        if name in around:  # parts that are still open inside it end here
             del around[around.index(name) :]
         if name in boundaries and not ends:
             around.append(name)
@@ -155,7 +158,7 @@ class _Attachments:
 
     @property
     def is_over(self) -> bool:
-        """Whether no more are read."""
+        """True if no more attachments are read."""
         return self.left <= 0 or time.process_time() - self._started_s > _MOST_CPU_S
 
     def read(self, content: bytes, name: str) -> Iterator[Block]:
@@ -210,7 +213,7 @@ def _name(part: EmailMessage, number: int) -> str:
 
 
 def _inner_message(part: EmailMessage, name: str) -> EmailMessage | None:
-    """The message that an attachment is, if it is one."""
+    """The attached message, if the attachment is one."""
     if part.get_content_type() == "message/rfc822" and part.is_multipart():
         return cast("EmailMessage", part.get_payload(0))
     return _parsed(_bytes(part)) if kind_of(name) == "eml" else None
@@ -221,7 +224,7 @@ def _bytes(part: EmailMessage) -> bytes:
 
 
 def _content(part: EmailMessage) -> bytes:
-    """The content of an attachment; plain text with an encoding of its own as UTF-8."""
+    """The content of an attachment; plain text that states an encoding is converted to UTF-8."""
     raw = _bytes(part)
     if part.get_content_type() in ("text/plain", "text/csv") and part.get_content_charset():
         return _text(part, raw).encode("utf-8", "replace")
@@ -246,7 +249,7 @@ def _leaves(message: EmailMessage, body: EmailMessage | None, *, is_choice: bool
 
 
 def _is_text(blocks: list[Block]) -> bool:
-    """Return whether there is text besides the heading. What is no mail has control characters."""
+    """Return whether there is text besides the heading. Files that are not mail have control characters."""
     text = "".join(block.text for block in blocks[1:])
     return bool(text.strip()) and all(char.isprintable() or char.isspace() for char in text.replace("\ufffd", "\0"))
 
@@ -264,7 +267,7 @@ def _text(body: Any, raw: object) -> str:
 
 
 def _header(message: EmailMessage, name: str) -> str:
-    """A header in one line; one that is too long, as it is written and cut."""
+    """A header on one line; an overlong one is cut and not decoded."""
     raw = next((str(value) for key, value in message.raw_items() if key.lower() == name.lower()), "")
     if len(raw) > _LONGEST_HEADER:
         return " ".join(raw[:_LONGEST_HEADER].split()) + " ..."

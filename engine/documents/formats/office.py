@@ -152,7 +152,7 @@ def _beside(archive: Any, name: str) -> Iterator[Block]:
 
 
 def _left_out(archive: Any, part: str) -> set[str]:
-    """What is not read of a sheet, because its cells are too far down or to the right.
+    """The part of a sheet that is not read because its cells are too far down or to the right.
 
     openpyxl returns every cell before a far one, so it is never asked for them.
     """

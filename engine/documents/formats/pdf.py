@@ -129,10 +129,11 @@ def _recognized(page: Any, number: int, label: str) -> Page:
 _LEAST_CONFIDENCE: Final = 0.5
 # The mean confidence of an upright page is above 0.95, of an upside-down page below 0.8.
 _SURE: Final = 0.85
-# A page on its side is turned although its lines were read this much better as they lie.
+# A page on its side is rotated even if its lines were read with this much more confidence unrotated.
 _AS_SURE: Final = 0.05
 _MAX_PIXELS: Final = 40_000_000
-# ONNX Runtime reports it only as text: "Failed to allocate memory", "bad allocation", "std::bad_alloc".
+# ONNX Runtime reports a lack of memory only as text: "Failed to allocate memory", "bad allocation",
+# "std::bad_alloc".
 _OUT_OF_MEMORY: Final = re.compile("alloc", re.IGNORECASE)
 
 

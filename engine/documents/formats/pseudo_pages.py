@@ -47,7 +47,7 @@ _WESTERN: Final = frozenset(
     "\u00a0äöüÄÖÜßáéíóúÁÉÍÓÚàèìòùÀÈÌÒÙâêîôûÂÊÎÔÛãõñÃÕÑçÇåÅæÆøØëïËÏœŒÿ€£§°©®¢¥µ¿¡«»‹›„“”‚‘’–—…•·×÷±²³¹½¼¾ªº™†‡‰¶"  # noqa: RUF001
 )
 _WESTERN_SHARE: Final = 0.1
-# Hebrew letters and marks in Windows-1255. Texts in Cyrillic that long have other letters, too.
+# Hebrew letters and marks in Windows-1255. Cyrillic texts of that length contain other letters, too.
 _HEBREW: Final = frozenset(
     b"\x84\x91\x92\x93\x94\x96\x97\xa0\xa4\xa7\xab\xb7\xbb" + bytes(range(0xC0, 0xD4)) + bytes(range(0xE0, 0xFB))
 )

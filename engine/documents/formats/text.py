@@ -115,7 +115,7 @@ def _joined(text: str | list[str]) -> str:
 
 
 def _unfolded(source: str) -> str:
-    """JSON and JSON Lines with a value per line: data in one line are data, not generated code."""
+    """JSON and JSON Lines with one value per line; a single long line is data, not generated code."""
     try:
         return json.dumps(json.loads(source), ensure_ascii=False, indent=1)
     except (ValueError, RecursionError):

@@ -217,13 +217,13 @@ class BenchService:
         return reports
 
     def unmeasured(self, model: str) -> list[Candidate]:
-        """Places that only forecasts compare for this model. Raises: InputFault, ModelNotFound, BadModelFile."""
+        """Places of this model that only forecasts compare. Raises: InputFault, ModelNotFound, BadModelFile."""
         with opened(Subject(model=model), self._paths, self._open, lambda _: None) as subject:
             options = self._placer.resources.settings.get(model).load_options
             return self._placer.unmeasured(model, subject.settings, NO_OVERRIDES.with_options(options))
 
     def compare(self, options: CompareOptions, control: JobContext) -> Comparison:
-        """Measure each place that was not measured yet, and store what it does. Raises: Paused, Cancelled."""
+        """Measure each place that was not measured yet, and store the speeds. Raises: Paused, Cancelled."""
         model = options.model
         missing = self.unmeasured(model)[:MOST_PLACES]
         before = self._place(model)
@@ -397,9 +397,9 @@ def _prices(bench_service: BenchService, control: JobContext) -> TypePrices:
     return bench_service.price_types(priced)
 
 
-# Measures a model on every place that could run it, so that the choice between them is not a forecast's. Loading
-# and compiling shaders do not count, because they happen once anyway. Prompt and decode speed at two depths are
-# stored per family of models, chip, driver and kernels.
+# Measures a model on every place that could run it, so that the choice between them does not rest on a forecast.
+# Loading and compiling shaders do not count, because they happen once anyway. Prompt and decode speed at two depths
+# are stored per family of models, chip, driver and kernels.
 
 
 def longest(candidate: Candidate) -> int:
@@ -435,7 +435,7 @@ async def _measured(candidate: Candidate, limit_s: float, step: Callable[[Reason
         await meter.timed(WARM_UP)
         first = await meter.timed(WARM_UP)
         rows = [(WARM_UP, first)]
-        if SHALLOW[-1] / first.prefill_tok_s <= limit_s:  # otherwise it is too slow to lose more time on
+        if SHALLOW[-1] / first.prefill_tok_s <= limit_s:  # otherwise it is too slow to spend more time on
             rows = await _two_depths(meter, first, largest, limit_s)
     finally:
         await runner.end()
@@ -446,7 +446,7 @@ async def _measured(candidate: Candidate, limit_s: float, step: Callable[[Reason
 async def _two_depths(meter: Meter, first: Timed, largest: int, limit_s: float) -> list[tuple[int, Timed]]:
     """A shallow run, and one as deep as the time allows."""
     shallow = next((n for n in SHALLOW if n / first.prefill_tok_s <= limit_s * SHALLOW_SHARE), SHALLOW[-1])
-    await meter.run(shallow, 1)  # shaders for whole ubatches
+    await meter.run(shallow, 1)  # compiles the shaders for whole ubatches
     one = await meter.timed(shallow)
     left_s = limit_s - shallow / one.prefill_tok_s - SLOWER_DEEP * ANSWER / one.decode_tok_s
     deep = next((n for n in DEEP if n <= largest and SLOWER_DEEP * n / one.prefill_tok_s <= left_s), DEEP[-1])

@@ -45,10 +45,10 @@ class QuantizeOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     calibration text is then its text and half the bundled text, and a part of it is held out for evaluation.
     `gpu_layers`: evaluated on the GPU while measuring and comparing (null: as placement would load the source).
     `gate`: `certify`, `evaluate` (runs programs written by the model, in the sandbox) or the absolute path of a
-    file of tasks; a file that does it clearly worse than the source is not kept (then the result's `path` is
+    file of tasks; a file that is clearly worse at it than the source is deleted (then the result's `path` is
     empty).
     `download`: `model` is `owner/name` or `owner/name:LABEL` on the hub and is downloaded first if the library does
-    not have it. Without a label it is the most exact file there. If not `keep_source`, what was downloaded is
+    not have it. Without a label it is the most exact file there. If not `keep_source`, the downloaded model is
     deleted after the file was made.
     """
 

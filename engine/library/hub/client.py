@@ -47,7 +47,7 @@ _SHA1: Final = re.compile(r"[0-9a-f]{40}")
 _MAX_ANSWER_BYTES: Final = 64 << 20
 _MAX_OBJECTS, _MAX_VALUES = 500_000, 2_000_000
 _MAX_PAGE_BYTES: Final = 1 << 20  # of an error or a redirect; the rest is not read
-# An answer that is slower than this is ended, after a while: one byte every nine seconds would go on for years.
+# A slower response is aborted after some time: one byte every nine seconds could otherwise take years.
 _LEAST_BYTES_PER_S: Final = 4096
 _SLOW_AFTER_S: Final = 30.0
 _ABSENT: Final[dict[type[Exception], Literal["repository", "revision of", "such file in"]]] = {
@@ -210,7 +210,7 @@ class HubClient:
 
 
 def _repository(repo: str, endpoint: str, info: huggingface_hub.ModelInfo) -> Repository:
-    """The hub's description of a repository; hashes that are none and files of impossible sizes are left out."""
+    """The hub's description of a repository; invalid hashes and files of impossible sizes are omitted."""
     files = [
         RepoFile(
             name=item.rfilename,
@@ -239,7 +239,7 @@ def _repository(repo: str, endpoint: str, info: huggingface_hub.ModelInfo) -> Re
 
 
 def _hash(pattern: re.Pattern[str], value: object) -> str | None:
-    """The value if it is a hash. Files are named by it, so a path must not stand there."""
+    """The value if it is a hash. It becomes a file name, so it must not be a path."""
     return value if isinstance(value, str) and pattern.fullmatch(value) else None
 
 
@@ -293,9 +293,9 @@ def _guard(request: httpx2.Request) -> None:
 
 
 class _BoundedBody(httpx2.SyncByteStream):
-    """The body of an answer, with limits of its size (None: none) and of its slowness.
+    """The body of a response, with limits on its size (None: no limit) and its slowness.
 
-    What is too large ends where the limit is if it is `cut`, else with an error.
+    With `cut`, a body that is too large ends at the limit; otherwise it is an error.
     """
 
     def __init__(self, stream: httpx2.SyncByteStream, most_bytes: int | None, *, cut: bool) -> None:
@@ -306,7 +306,7 @@ class _BoundedBody(httpx2.SyncByteStream):
         while True:
             before = time.monotonic()
             chunk = next(chunks, None)
-            waited += time.monotonic() - before  # not the time in which the reader does something else
+            waited += time.monotonic() - before  # excludes the time in which the reader does something else
             if chunk is None:
                 return
             received += len(chunk)
@@ -323,7 +323,10 @@ class _BoundedBody(httpx2.SyncByteStream):
 
 
 def _bound(response: httpx2.Response) -> None:
-    """Bound what is read of an answer. Files that are downloaded have the size that the listing states."""
+    """Limit the bytes that are read of a response.
+
+    Files that are downloaded have the size that the listing states.
+    """
     stream = response.stream
     assert isinstance(stream, httpx2.SyncByteStream)
     is_page = response.status_code >= httpx2.codes.MULTIPLE_CHOICES

@@ -474,7 +474,7 @@ class _Job:
         remote = [RemoteFile(self._client, model.repository, file) for file in files]
         begins = [0, *accumulate(span.nbytes for span in ranges)]
         merged = _merged(ranges)
-        self._read(remote, merged[0][0])  # the others then know where the storage is
+        self._read(remote, merged[0][0])  # the other requests then know the storage's address
         pool = ThreadPoolExecutor(_AT_ONCE)
         with out.open("wb") as written:
             try:
@@ -579,7 +579,7 @@ def _span(part: int, tensor: TensorInfo, run: RowRun) -> _Range:
 
 
 def _merged(ranges: Sequence[_Range]) -> list[tuple[_Range, list[int]]]:
-    """Ranges that are close to each other as one, each with the numbers of its members."""
+    """Merge ranges that are close to each other; each result has the numbers of its members."""
     merged: list[tuple[_Range, list[int]]] = []
     for number in sorted(range(len(ranges)), key=ranges.__getitem__):
         span = ranges[number]

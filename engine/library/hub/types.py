@@ -231,10 +231,9 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """A recommended model that fits, with a reason and its expected speed and memory on this computer.
 
     `expected_tok_s` is None if unknown. `want` is what people choose it for: fast answers, a balance of speed and
-    quality, or pictures ("": any other purpose). `download_bytes` is the size of the usual file on the hub, if that
-    was asked for.
-    At most one proposal is `recommended`: the largest chat model that generates at reading speed, else the fastest,
-    or the smallest if no speed is known.
+    quality, or pictures ("": any other purpose). `download_bytes` is the size of the usual file on the hub, if it
+    was requested. At most one proposal is `recommended`: the largest chat model that generates at reading speed,
+    else the fastest, or the smallest if no speed is known.
     """
 
     starter: Starter

@@ -1,9 +1,9 @@
 """Child process: compares long texts and long answers on a device with the CPU, at the lowest priority.
 
 Usage: python -m engine.runner.llama.deep_check_child PARENT_PID SETTINGS_JSON DEPTH. Prints one JSON line. A first
-load compares short texts only. Drivers were also wrong behind a thousand tokens and more, beyond a sliding window,
-and in answers after a hundred tokens. So the device reads DEPTH tokens in the server's batches, then single tokens
-and a few at once, and it continues a text by itself. The CPU's plain kernels compute the same texts in pieces.
+load compares short texts only. Some drivers fail only after a thousand tokens or more, beyond a sliding window, or
+in answers after a hundred tokens. So the device reads DEPTH tokens in the server's batches, then single tokens and
+a few at once, and it continues a text by itself. The CPU's plain kernels compute the same texts in pieces.
 """
 
 import os
@@ -28,7 +28,7 @@ from engine.runner.protocol import LoadSettings
 
 PROMPT: Final = 40
 STEPS: Final = 150
-# Rows behind the long text: single tokens, then a few at once, as drafts are verified.
+# Rows after the long text: single tokens, then a few at once, as drafts are verified.
 SINGLE: Final = 6
 TOGETHER: Final = 4
 # The marks of the long text whose results are compared; llama.cpp permits 17 outputs of a sequence in a batch.
@@ -126,7 +126,8 @@ def compared(settings: LoadSettings, depth: int) -> dict[str, object]:
     checks = [compare_rows(expected, rows) for expected, rows in zip(references, right, strict=True)]
     if all(check.kld_mean <= WRONG_NATS for check in checks):
         return {"done": NAMES, "nats": max(check.kld_mean for check in checks)}
-    # How much the order of additions matters to this model: the CPU's other attention, without a quantized cache.
+    # How much the order of additions matters for this model, measured with the CPU's other attention and without a
+    # quantized cache.
     other = {**small, "flash_attn": "off", "type_k": "f16", "type_v": "f16"}
     again = _on_plain(api, msgspec.structs.replace(plain, **other), texts, depth)
     for name, expected, check, first, second in zip(NAMES, references, checks, right, again, strict=True):

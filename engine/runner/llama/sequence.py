@@ -29,7 +29,7 @@ class PrefillEstimate:
 
     def left_s(self, done: int, total: int, now: float) -> float:
         """Return the seconds for the rest of `total` tokens, of which `done` are computed `now`; 0: unknown."""
-        if self._marks and done < self._marks[-1][0]:  # it gave way to another request
+        if self._marks and done < self._marks[-1][0]:  # it was preempted by another request
             self._marks.clear()
         if not self._marks or done > self._marks[-1][0]:
             self._marks.append((done, now))
@@ -182,7 +182,7 @@ class LlamaSequence(Sequence):
 
 
 def prefill_progress(sequences: Iterable[LlamaSequence], now: float, *, busy: bool) -> Iterator[tuple[int, Event]]:
-    """Yield the progress events that are due. `busy`: other programs take the processor."""
+    """Yield the progress events that are due. `busy`: other programs use the CPU."""
     for sequence in sequences:
         progress = sequence.progress(now, busy=busy)
         if progress is not None:

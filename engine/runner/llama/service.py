@@ -505,7 +505,7 @@ def prefix_store(api: Any, loaded: llama_model.LoadedModel) -> PrefixStore:
 
 
 def check_phase(settings: protocol.LoadSettings) -> str:
-    """The phase of the first prompt, in which a driver may compile for minutes what it then keeps in its cache.
+    """The phase of the first prompt, in which a driver may compile for minutes and then cache the result.
 
     OpenVINO compiles the graph, or takes it from its cache. The others compile shaders the first time with a
     driver; then the device is not compared with the CPU yet either.

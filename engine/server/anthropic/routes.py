@@ -528,7 +528,7 @@ def _assistant(blocks: list[dict[str, Any]], param: str) -> Message:
 
 
 def _is_hosted(kind: object) -> bool:
-    """Whether a block of an answer is of a tool that Anthropic runs: the text of the answer says what it found.
+    """True if a block of an answer belongs to a tool that Anthropic runs; the answer's text repeats its findings.
 
     Redacted thinking can be decrypted by Anthropic only.
     """

@@ -209,8 +209,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 # A reranker reads each candidate with the question, which takes about 10 ms on a CPU of 2020.
 _RERANKED: Final = 20
-# A search waits so long for the reranker, then keeps the order of what it has not read: the model is large or is
-# loaded first, or the computer is busy. The next search finds the model loaded.
+# A search waits this long for the reranker and then keeps the order of the unread hits: the model may be large or
+# not loaded yet, or the computer busy. The next search finds the model loaded.
 _RERANK_S: Final = 4.0
 # Candidates that are read at once, the best first.
 _AT_ONCE: Final = 4
@@ -350,7 +350,7 @@ class CollectionService:
             return None
 
     async def _reranked(self, model: Chosen, question: str, hits: list[Passage]) -> list[Passage]:
-        """As many of the first hits as are read in time, in the reranker's order."""
+        """The first hits that the reranker read in time, in its order."""
         late = time.monotonic() + _RERANK_S
         ranked: list[Passage] = []
         loaded = await _in_time(self._pool.acquire(model.id, only=model.server), _RERANK_S)

@@ -46,7 +46,10 @@ async def limited(
 
 
 class _Lines:
-    """Ends a text before a line with less indentation than `n_indent`; holds back a line's start until then."""
+    """Ends a text before a line with less indentation than `n_indent`.
+
+    Withholds a line's start until that is known.
+    """
 
     def __init__(self, n_indent: int) -> None:
         self._n_indent = n_indent

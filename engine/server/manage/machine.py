@@ -55,7 +55,7 @@ async def pin(request: Request, name: str, body: api.PinRequest) -> api.Pinned:
 
 @router.get("/canary")
 async def canary(request: Request) -> api.CanaryState:
-    """How many results of answers were compared with the processor's, what that cost, and what was wrong."""
+    """How many rows of answers were compared with the CPU's results, the cost, and the errors found."""
     canary_service = server_state(request).canary
     return canary_service.state() if canary_service is not None else api.CanaryState(enabled=False)
 

@@ -54,7 +54,7 @@ async def shapes() -> Shapes:
 
 @router.get("/bench/curve")
 async def curve(request: Request, model: Annotated[str, Query(min_length=1, max_length=4096)]) -> SpeedCurve:
-    """The model's speed over the length of its prompt: forecast, measured points, and what is expected of both.
+    """The model's speed over prompt lengths: forecast, measured points, and the speed expected from both.
 
     Empty lists: nothing forecasts it, such as for models of another server or on several devices.
     """

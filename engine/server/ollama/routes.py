@@ -95,7 +95,7 @@ async def _only_load(request: Request, body: Running, fields: dict[str, Any]) ->
         model_id = (await state.models.known(body.model)).id
         loaded = state.pool.get(model_id)
         if loaded is not None and loaded.ready and not loaded.idle:
-            loaded.ttl_s, loaded.pinned = 0.0, False  # leaves when the answers that run now have ended
+            loaded.ttl_s, loaded.pinned = 0.0, False  # unloaded after the running answers
         else:
             await state.pool.unload(model_id)
         return JSONResponse({**answer, "done_reason": "unload"})

@@ -123,7 +123,7 @@ class Files:
                 raise FilesFull(len(files), most, total_bytes + num_bytes, most_bytes)
 
     def sweep(self) -> None:
-        """Delete what uploads left that were killed, or deletions."""
+        """Delete what interrupted uploads and deletions left behind."""
         sweep_unfinished(self.folder)
         with contextlib.suppress(OSError), self._store.locked():
             stored = self._store.get()

@@ -133,8 +133,8 @@ class ChunkWriter:
     def prefill_progress(self, progress: PromptProgress) -> bytes:
         """Prompt progress as llama-server reports it: `cache` of the `processed` tokens were cached.
 
-        In addition, `left_s` estimates the seconds until the first token, and `busy` is true if other programs take
-        the processor.
+        In addition, `left_s` estimates the seconds until the first token, and `busy` is true if other programs use
+        the CPU.
         """
         fields: dict[str, Any] = {
             "total": progress.prompt_tokens,

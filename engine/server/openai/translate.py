@@ -52,7 +52,7 @@ def to_query(body: ChatRequest) -> ChatQuery:
 
 
 def with_preset(query: ChatQuery, preset: Preset) -> ChatQuery:
-    """The query with what its model's name adds where the request leaves it open."""
+    """The query with the defaults of its model's name, for fields that the request does not set."""
     if preset == NO_PRESET:
         return query
     messages = query.messages

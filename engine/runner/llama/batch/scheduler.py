@@ -389,7 +389,8 @@ class Scheduler(BaseScheduler[LlamaSequence]):
     def _save_long_prompts(self) -> None:
         """Write the states of long prompts being read to disk whenever their length has doubled.
 
-        If a driver ends this process, the next one continues from there. Large states wait until no answer does.
+        If a driver ends this process, the next one continues from there. Large states are written only while no
+        answer waits.
         """
         answering = any(s.n_generated for s in self._running)
         for sequence in self._running:

@@ -19,8 +19,8 @@ PROMPT_STEP_S: Final = 0.1
 MAX_STRETCH: Final = 5
 # A CPU is as efficient with this many rows as with hundreds. Measured: log-archive.md, engine.
 MIN_CHUNK: Final = 16
-# Behind a long text attention takes most of a step. Tessera's computes this many queries of a head of keys at once,
-# so that fewer rows than fill them take no less time. Measured: log-archive.md, "gaps while a context grows".
+# After a long text, attention takes most of a step. Tessera's computes this many queries of a head of keys at once,
+# so fewer rows take just as long. Measured: log-archive.md, "gaps while a context grows".
 STRIP, LONG_TEXT = 48, 4096
 # On CPUs llama.cpp's flash attention processes a step's rows in tiles of this many, and fewer rows one by one.
 # Source: GGML_FA_TILE_Q, ggml-cpu/common.h.
@@ -35,7 +35,7 @@ NEARLY_A_TILE: Final = 40
 FLUSH_INTERVAL_S: Final = 0.02
 
 
-# After a pause of this length nothing is known of other programs, and the load average says whether there are any.
+# After a pause this long, nothing is known about other programs; the load average shows whether any are running.
 IDLE_S: Final = 1.0
 
 
@@ -90,7 +90,7 @@ class StepBudget:
         return usual if step_s is None or not self._prompt_row_s else round(step_s / self._prompt_row_s)
 
     def bound_threads(self, most: int) -> None:
-        """Limit the threads of all further steps; 0: as many as pay."""
+        """Limit the threads of all further steps; 0: as many as are worthwhile."""
         self._most = most
 
     def set_threads(self, rows: int, *, steady: bool = False) -> None:
@@ -118,7 +118,7 @@ class StepBudget:
 
     @property
     def is_starved(self) -> bool:
-        """Whether other programs take the processor from the steps."""
+        """True if other programs compete with the steps for the CPU."""
         return not self._loaded.settings.devices and self._threads.is_starved
 
     def note(self, rows: int, outputs: int, seconds: float, cpu_s: float, now: float) -> None:
@@ -129,7 +129,7 @@ class StepBudget:
         self._noted_at = now
         self._threads.note(rows, seconds, cpu_s, self._threads_set, now)
         prompt = rows - outputs
-        # A few rows say little of many, unless these were so slow that steps have few.
+        # The time of a few rows says little about many, unless many rows were so slow that steps have few.
         least = ROWS_AT_ONCE if MIN_CHUNK * self._prompt_row_s > 2 * PROMPT_STEP_S else MIN_CHUNK
         if not prompt:
             self.cost.note(rows, seconds)

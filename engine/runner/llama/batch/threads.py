@@ -110,7 +110,7 @@ class BatchThreads:
         self._ran = 1.0
 
     def presume_busy(self, now: float) -> None:
-        """Begin the steps after a pause with fewer threads, because other programs use the processor."""
+        """Begin the steps after a pause with fewer threads, because other programs use the CPU."""
         for governor in (self._wide, *self._governors.values()):
             governor.presume_busy(now)
         self._last = self._wide.threads

@@ -156,7 +156,7 @@ class KVCache:
         return self._cells.take(target, key)
 
     def _restore(self, restorable: Restorable, key: Key) -> CachedSequence | None:
-        """Restore a stored prefix, if need be over idle ones; None if even their cells have no room for it."""
+        """Restore a stored prefix, evicting idle ones if necessary; None if even their cells are too few."""
         target = self._free_sequence(keep=None)
         if target is None or not self.make_room(len(restorable.entry.tokens), spare=target):
             return None

@@ -183,7 +183,7 @@ class PrefixStore:
                 self._write(entry)
 
     def wait_for_disk(self, on_wait: "OnWait") -> None:
-        """From now on, wait for a slow disk instead of giving prefixes up; `on_wait` is called meanwhile."""
+        """From now on, wait for a slow disk instead of dropping prefixes; `on_wait` is called meanwhile."""
         if self._files is not None:
             self._files.on_wait = on_wait
 

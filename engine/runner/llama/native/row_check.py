@@ -105,7 +105,7 @@ class RowRecorder:
 def judged(api: Any, settings: LoadSettings, recorded: RowsRecorded) -> RowVerdict:
     """Compute the recorded rows with these settings, and if they differ once more with other kernels.
 
-    They are wrong if both differ from them by more than the scenarios allow.
+    A row is wrong if both differ from it by more than the scenarios allow.
 
     Raises: LoadFailed. ValueError: a batch could not be decoded, or the CPU's own result is not a number.
     """

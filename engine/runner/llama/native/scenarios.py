@@ -1,8 +1,8 @@
 """Computes several sequences and long prompts as the server does, and compares them with each sequence alone.
 
-The device check computes one sequence of 64 tokens. Drivers were wrong only with several sequences in one batch,
-with a prompt next to answers, with a prompt of several ubatches, or with a second prompt. Here the device's own
-results for each sequence alone, in short pieces, are the reference: such pieces were compared with the CPU.
+The device check computes one sequence of 64 tokens. Some drivers were wrong only with several sequences in one
+batch, with a prompt next to answers, with a prompt of several ubatches, or with a second prompt. Here the device's
+own results for each sequence alone, in short pieces, are the reference: such pieces were compared with the CPU.
 """
 
 import time
@@ -79,7 +79,7 @@ class Scenarios:
     # ---- the scenarios: None if the results are right, else the difference in nats
 
     def _mixed(self, end: float) -> float | None:
-        """Prompts next to answers of others, and answers of all together."""
+        """Prompts in a batch with other sequences' answers, and answers of all sequences together."""
         count = min(SEQUENCES, self._loaded.settings.n_parallel)
         texts = [self._text(number, PROMPT + STEPS) for number in range(count)]
         alone = [self._alone(text) for text in texts]
@@ -110,7 +110,7 @@ class Scenarios:
         return rows
 
     def _second(self, _end: float) -> float | None:
-        """The same prompt again after single steps, which may have rewritten weights or left something over."""
+        """The same prompt again after single steps, which may have rewritten weights or left something behind."""
         text = self._text(0, PROMPT + STEPS)
         first = self._alone(text)
         return self._difference(first, self._alone(text))
@@ -157,7 +157,7 @@ class Scenarios:
     # ---- parts
 
     def _text(self, number: int, length: int) -> list[int]:
-        """Different tokens for each sequence, in an order of their own."""
+        """Different tokens for each sequence, each in a different order."""
         start = number * 17 % len(self._tokens)
         return [self._tokens[(start + i * (2 * number + 1)) % len(self._tokens)] for i in range(length)]
 

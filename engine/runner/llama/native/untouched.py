@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-# Most cells that a context reserves in order to grow. llama.cpp uses 52 bytes for each, used or not
+# Maximum number of cells that a context reserves in order to grow. llama.cpp uses 52 bytes for each, used or not
 # (llama-kv-cells.h), and looks at all of them when it truncates a sequence.
 RESERVED_CELLS: Final = 262_144
 # Below this, writing zeros takes some hundredths of a second, and page faults would come during a response.
@@ -34,7 +34,7 @@ _ALLOC: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size
 _CLEAR: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint8)
 # Callbacks of ggml must live as long as the process.
 _callbacks: list[Any] = []
-# While a context with reserved cells is created: what else the memory of its buffers is advised.
+# Additional advice to the kernel about the buffers' memory while a context with reserved cells is created.
 _sparse: list[tuple[int, ...]] = []
 
 
