@@ -426,7 +426,7 @@ def _gptq(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed
     columns = words * _INT32_BITS // bits
     groups = _groups(folder, scale, rows_)
     group = _group_of(folder, order, columns, groups, folder.settings.get("group_size"))
-    # Files of the first version store the zero less one.
+    # Files of the first version store the zero minus one.
     add = 0 if folder.settings.get("checkpoint_format") == "gptq_v2" else 1
 
     def rows(part: slice) -> Floats:

@@ -38,7 +38,7 @@ class CheckpointRows:
         return {name: tensor.shape for name, tensor in self._tensors.items()}
 
     def find(self, name: str, rows: Sequence[int]) -> tuple[str, list[StoredRow]]:
-        """The type of a tensor's values, and where these rows of it are, in ascending order."""
+        """The type of a tensor's values, and the positions of these rows, in ascending order."""
         stored = [self._numbers.stored(number) for number in _picked(self._tensors[name], rows)]
         return stored[0][0], [row for _, row in stored]
 

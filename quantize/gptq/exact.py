@@ -225,7 +225,7 @@ def _offset_multiples(
 def _search(
     blocks: npt.NDArray[np.intp], top: int, exact: Flags, attempt: Callable[[npt.NDArray[np.intp], int], Flags]
 ) -> None:
-    """Try every code of the largest weight on the blocks that are left; on many blocks, the usual codes first."""
+    """Try every code of the largest weight on the remaining blocks; on many blocks, the usual codes first."""
     order = list(range(1, top + 1))
     if len(blocks) > 2 * _ORDER_BLOCKS:
         some, hits = blocks[:: len(blocks) // _ORDER_BLOCKS], {}

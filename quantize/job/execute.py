@@ -248,7 +248,7 @@ class _Job:
         return self._create(source, question, imatrix, rounded, report)
 
     def _require_possible(self, unmeasured: PlanInput) -> None:
-        """Refuse before the long measuring what no measurement can make possible, such as too few bytes.
+        """Before the long measuring, refuse requests that no measurement can make possible, such as too few bytes.
 
         Raises: BudgetTooSmall, InvalidOption.
         """
@@ -260,7 +260,7 @@ class _Job:
     def _write_first(self, source: Path, model: GgufModel, question: PlanInput) -> None:
         """Write the file of tier instant, which the job can end with at any time; skipped without the disk space.
 
-        A gate decides about the file, so that there is none before.
+        With a gate there is no such file, because the gate must decide first.
         """
         request = self.request
         if request.plan_only or request.gate is not None:
@@ -294,7 +294,7 @@ class _Job:
         self._keep(task, self._report(plan, question, self.source_sha256, model.file_bytes), "unmeasured")
 
     def _keep(self, written: WriteRequest, report: QuantizeReport, stopped: Stopped) -> None:
-        """Make a complete file the one that the job ends with if it is stopped; remove the one before."""
+        """Make a complete file the job's result if it is stopped; remove the previous one."""
         before, unmeasured = self.so_far, stopped == "unmeasured"
         report = msgspec.structs.replace(
             report,
@@ -311,7 +311,7 @@ class _Job:
             before.path.unlink(missing_ok=True)
 
     def _require_disk(self, needed_bytes: int) -> None:
-        """Check the free space; gives up the file so far if that makes the difference. Raises: DiskFull."""
+        """Check the free space; deletes the file so far if that frees enough. Raises: DiskFull."""
         if self.so_far is not None and not self.output.has_free(needed_bytes):
             self.so_far.path.unlink(missing_ok=True)
             self.so_far, self.on_progress.usable = None, ""

@@ -5,7 +5,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
-_CHUNK_VALUES = 1 << 18  # logits per step: scratch memory that fits the processor's cache
+_CHUNK_VALUES = 1 << 18  # logits per step: scratch memory that fits the CPU's cache
 
 
 class Comparison(msgspec.Struct, frozen=True):

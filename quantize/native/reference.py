@@ -216,7 +216,7 @@ class ReferenceModel:
         return tuple(self._weights)
 
     def overwrite(self, name: str, data: npt.NDArray[np.uint8]) -> None:
-        """Replace a weight with other bytes of the same type, for good."""
+        """Replace a weight with other bytes of the same type, permanently."""
         for address in self._weights[name]:
             write_bytes(tensor_at(address), data)
 

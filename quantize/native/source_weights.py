@@ -90,7 +90,7 @@ _MOST_FLOAT_BYTES = 1 << 30
 def as_floats(source: Path, folder: Path, gpu_layers: int) -> Iterator[Path]:
     """A copy of a small F16 model in F32, for the duration of the block; otherwise the model itself.
 
-    llama.cpp evaluates F32 in three quarters of the time on x86 processors, which convert halves at every product.
+    llama.cpp evaluates F32 in three quarters of the time on x86 CPUs, which convert halves at every product.
     """
     weights = SourceWeights(source)
     tensors = [tensor for _, tensor in weights.model.tensors()]

@@ -104,7 +104,7 @@ def make_plan(question: PlanInput, goal: SizeTarget) -> QuantPlan:
     picks = [row[k] for row, k in zip(options, chosen.options, strict=False)]
     kv = question.kv[chosen.options[-1]] if in_memory and question.kv else None
     weights_limit = limit - (kv.num_bytes if kv else 0) + (question.header_bytes if in_memory else 0)
-    if any(p.lossless for p in picks):  # more bytes would gain nothing here, and are no fair comparison
+    if any(p.lossless for p in picks):  # more bytes would gain nothing here, and are not a fair comparison
         weights_limit = min(weights_limit, question.header_bytes + sum(padded(p.num_bytes) for p in picks))
     return _assemble(question, goal, _Outcome(picks, options, weights_limit, kv, chosen.gap))
 
@@ -250,7 +250,7 @@ def _put_exact(
 ) -> None:
     """Add the types that hold these weights without loss, and drop all larger ones: they only cost bytes.
 
-    `least` is what is left, the rounding of the inputs to 8 bits: the loss of the most exact of the measured types.
+    `least` is the remaining loss, from rounding inputs to 8 bits: that of the most exact measured type.
     """
     types = [GgmlType[name] for name in question.exact.get(tensor.name, ())]
     fitting = [q for q in types if _runs_exact(q, question.device)]
