@@ -73,7 +73,7 @@ def write_atomically(path: Path, raw: bytes, *, mode: int = 0o666, durable: bool
 def unfinished(target: Path) -> Iterator[Path]:
     """A free path in the folder of `target` for a file or folder that is renamed to it when it is complete.
 
-    What is left there at the end is deleted; after a crash `sweep_unfinished` deletes it, because the lock is free
+    Anything left there at the end is deleted; after a crash `sweep_unfinished` deletes it, because the lock is free
     then. Raises: OSError: the folder cannot be written.
     """
     from filelock import FileLock
@@ -108,7 +108,8 @@ def scratch_folder(parent: Path, name: str = "scratch") -> Iterator[Path]:
 def sweep_unfinished(folder: Path) -> list[Path]:
     """Delete unfinished files and folders, at any depth, whose process is gone; returns their paths.
 
-    Safe while other processes write: they hold the locks of theirs, and finish a small file within _TEMPORARY_S.
+    Safe while other processes write: they hold the locks of their own files, and finish a small file within
+    _TEMPORARY_S.
     """
     deleted = []
     for parent, folders, files in os.walk(folder):
@@ -125,7 +126,7 @@ def sweep_unfinished(folder: Path) -> list[Path]:
 
 
 def _swept(lock_file: Path) -> Path | None:
-    """Delete what a free lock belongs to; None if the lock is held."""
+    """Delete the file or folder of a free lock; None if the lock is held."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(str(lock_file))

@@ -15,9 +15,9 @@ ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "advice": 2}
 # Below this a model of a billion parameters at 4 bits does not fit next to a desktop.
 LITTLE_RAM_BYTES = 6 << 30
 LITTLE_FREE_BYTES = 2 << 30
-# From this share of the memory on, what firmware sets aside for a GPU is missing elsewhere.
+# If firmware sets aside more than this share of the memory for a GPU, the rest of the computer lacks it.
 LARGE_CARVE_OUT = 0.6
-# Less than this is missing on any computer: firmware keeps some for itself.
+# Every computer lacks up to this much, because firmware uses some memory itself.
 LOST_BYTES = 4 << 30
 # The instruction set that decides the best ggml variant of a CPU.
 VARIANT_MARKS = {"haswell": "avx2", "zen4": "avx512", "icelake": "avx512", "sapphirerapids": "amx_int8"}
@@ -159,7 +159,7 @@ def _memory(machine: Machine) -> list[Finding]:
 
 
 def _carve_outs(machine: Machine) -> list[Finding]:
-    """Memory set aside for an integrated GPU that no backend can use, or that leaves the processor little."""
+    """Memory set aside for an integrated GPU that no backend can use, or that leaves the CPU little."""
     findings = []
     total, visible = machine.memory.installed_bytes or 0, machine.memory.total_bytes or 0
     for device in machine.devices:

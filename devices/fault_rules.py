@@ -1,7 +1,7 @@
-"""Known bad combinations of engine, backend, chip, driver and settings: what goes wrong, and the way round it.
+"""Known bad combinations of engine, backend, chip, driver and settings: what goes wrong, and the workaround.
 
 The rules come with the program (assets/fault_rules.json). A newer signed file may replace them, and faults found on
-this computer are rules of their own. A rule matches if all its conditions hold; what is not known matches no
+this computer are rules of their own. A rule matches if all its conditions hold; an unknown fact matches no
 condition, except those that the rule assumes.
 """
 
@@ -62,9 +62,10 @@ class Span(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Builds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Builds of llama.cpp from `first` up to, not including, `until`, which is the build with the repair.
+    """Builds of llama.cpp from `first` up to, not including, `until`, which is the build with the fix.
 
-    `good`: commits within it that are repaired. `patches`: those that repair it, each for the chips of a pattern.
+    `good`: commits within this range that have the fix. `patches`: commits that fix it, each for the chips of a
+    pattern.
     """
 
     first: int = 0
@@ -74,7 +75,7 @@ class Builds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Conditions; those that are left out always hold.
+    """Conditions; omitted ones always hold.
 
     `gpu` is a pattern for the chip's architecture or name. `versions` must all hold, of `any_version` one; one of
     `unless` that holds makes the rule not apply. `assume` names conditions that hold if nothing is known.
@@ -111,7 +112,7 @@ class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Then(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The way round: the backend is avoided, or used with other settings or variables; an empty value removes one.
+    """The workaround: the backend is avoided, or used with other settings or variables; an empty value removes one.
 
     `max_ubatch` counts from `depth` tokens of context on. `engine` and `advice` are for the user.
     """
@@ -157,7 +158,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     python_versions: dict[_Word, int] = {}
 
     def build_on(self, day: date) -> int:
-        """The build of that day, between and beyond the known ones at their pace."""
+        """The build of that day, interpolated or extrapolated from the known ones."""
         dates = sorted(self.dates.items())
         after = next((i for i, (at, _) in enumerate(dates) if at >= day), len(dates) - 1)
         (start, low), (end, high) = dates[max(0, after - 1)], dates[max(1, after)]
@@ -172,7 +173,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one chip through one backend, of a load there, and of the engine; None or empty: unknown.
+    """Facts about one chip through one backend, about a load there, and about the engine; None or empty: unknown.
 
     `builds` are the oldest and newest build of llama.cpp that the engine may be. `patches` are commits that it has.
     """
@@ -298,7 +299,8 @@ def _in(span: Span, facts: Facts, key: str) -> bool | None:
 def _in_builds(builds: Builds, facts: Facts, *, in_doubt: bool) -> bool | None:
     """Whether the engine is one of these; a commit or patch that repairs it decides first.
 
-    in_doubt: it counts if it may be one. A crash shows itself and is then tried otherwise; wrong answers do not.
+    in_doubt: it counts if it may be one. A crash is noticed, and other settings are tried; wrong answers are not
+    noticed.
     """
     repairs = dict.fromkeys(builds.good, "") | builds.patches
     for commit, chips in repairs.items():
@@ -555,7 +557,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(rules: Iterable[Rule], facts: Facts, *, other: Mapping[str, str] | None = None) -> Decision:
-    """The verdict on these facts; `other` gives the backend to use instead of one that is avoided."""
+    """The result for these facts; `other` returns the backend that replaces an avoided one."""
     rules, other = tuple(rules), INSTEAD if other is None else other
     obeyed: list[Rule] = []
     backend = facts.backend

@@ -193,7 +193,7 @@ def driver_problem(host: Host, system: Distribution, devices: tuple[Device, ...]
 
 
 def driver_files(host: Host) -> tuple[str, ...]:
-    """The files that list Vulkan drivers, of this processor's kind only."""
+    """The files that list Vulkan drivers, only for this CPU's architecture."""
     return tuple(
         f"{folder}/{name}"
         for folder in (*DRIVER_LISTS, *DRIVER_LISTS_NIXOS)

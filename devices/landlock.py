@@ -80,9 +80,9 @@ def _check(result: int, what: str) -> int:
 
 
 def restrict(readable: Sequence[str], writable: Sequence[str], *, network: bool) -> int:
-    """Restrict this process and its children to these paths, permanently; the descriptor of its filter.
+    """Restrict this process and its children to these paths, permanently; return the filter's descriptor.
 
-    Sockets are refused, with the network all but those of the internet: a socket of the desktop is a way out.
+    Sockets are refused; with network access, all except internet sockets: a socket of the desktop is a way out.
     Raises: OSError.
     """
     libc, abi = _libc(), version()
@@ -103,7 +103,7 @@ def restrict(readable: Sequence[str], writable: Sequence[str], *, network: bool)
 
 
 def _drop_capabilities(libc: Any) -> None:
-    """Give up what the superuser may do beyond files; other users have nothing to give up."""
+    """Drop the superuser's rights except those for files; other users have none."""
     number = 0
     while libc.prctl(_IS_KNOWN, number, 0, 0, 0) >= 0:
         if number not in _FILE_RIGHTS:

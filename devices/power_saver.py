@@ -1,4 +1,4 @@
-"""The system's power profiles: lower clocks in quiet mode, higher ones while a fast one works.
+"""The system's power profiles: lower clocks in quiet mode, higher ones while a model works in fast mode.
 
 Source: power-profiles-daemon. `powerprofilesctl launch` holds a profile while its program lives. Here that program
 reads a pipe of this process, so the profile ends with this process, however it ends.

@@ -87,8 +87,8 @@ def few_heaps() -> bool:
 
 
 # Python's threads take turns of this length (5 ms by default). An event loop gives the lock back with each system
-# call, and waits a whole turn of each computing thread to get it again. An echo beside three of them, on two busy
-# processors: median 120 ms with turns of 5 ms, 11 with 1, 2 with a half.
+# call, and waits a whole turn of each computing thread to get it again. Median time of an echo next to three
+# computing threads, on two busy cores: 120 ms with turns of 5 ms, 11 ms with 1 ms, 2 ms with 0.5 ms.
 _TURN_S = 0.0005
 
 

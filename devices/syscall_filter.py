@@ -1,6 +1,6 @@
 """A filter of system calls for sandboxes, and the supervisor that answers the calls it cannot judge.
 
-Landlock knows no rights for modes, owners and times of files, and none for limits and priorities of processes. A
+Landlock has no rights for modes, owners and times of files, and none for limits and priorities of processes. A
 filter cannot read paths, so the kernel passes such calls to the supervisor. The supervisor does not let them
 continue, because another thread could change the path after the check: it opens the file itself, checks where it
 lies, and makes the change through its own descriptor.
@@ -65,7 +65,7 @@ _SHARED: Final = {
     "mq_open": (240, 180),
     "mq_unlink": (241, 181),
 }
-# Calls that can make a program with the rights of its owner for anybody who starts it, by the index of the mode.
+# Calls that can create a program that has its owner's rights whoever starts it, by the index of the mode.
 # Opening also has flags, one index before, and needs the mode only if it creates a file.
 _MODES: Final[dict[int, Calls]] = {
     1: {"chmod": (90, None), "fchmod": (91, 52), "creat": (85, None), "mknod": (133, None)},
@@ -138,7 +138,7 @@ def _tested(index: int, mask: int, absent: str, present: str) -> list[Step]:
 
 
 def _plain(index: int) -> list[Step]:
-    """Steps that refuse a mode by which others run the file as its owner."""
+    """Steps that refuse a mode that lets others run the file as its owner."""
     return _tested(index, _RUN_AS_OWNER, "allow", "refuse")
 
 
@@ -207,9 +207,9 @@ def program(families: Sequence[int], *, supervised: bool = False) -> bytes:
 
 
 def install(families: Sequence[int]) -> int:
-    """Install the supervised filter in this process, permanently; its supervisor's descriptor.
+    """Install the supervised filter in this process, permanently; return its supervisor's descriptor.
 
-    The process has given up new privileges before. Raises: OSError.
+    The process must have given up new privileges before. Raises: OSError.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     code = program(families, supervised=True)

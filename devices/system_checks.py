@@ -173,7 +173,7 @@ def _strix(machine: Machine) -> Device | None:
 
 
 def _release(machine: Machine) -> tuple[int, ...]:
-    """The version alone: of 6.18-rc4 the last number is none of a release."""
+    """The version alone: the last number of 6.18-rc4 is not part of a release."""
     match = re.match(r"(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?", machine.kernel, re.ASCII)
     return tuple(int(number or 0) for number in match.groups()) if match else ()
 
@@ -317,7 +317,7 @@ def _variables(host: Host, machine: Machine) -> list[Finding]:
 
 
 def _display(host: Host, machine: Machine) -> list[Finding]:
-    """A display that froze, by the kernel's log where it can be read; only with the kernel that does it."""
+    """A display that froze according to the kernel's log, if readable; only for kernels that cause this."""
     gpu = _strix(machine)
     if gpu is None or _release(machine)[:2] != FREEZING_KERNEL:
         return []

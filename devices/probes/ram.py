@@ -138,7 +138,7 @@ def _linux(host: Host, cpu_name: str) -> SystemMemory:
         parts = [_kib(info.get(key)) for key in ("MemFree", "Buffers", "Cached")]
         available = sum(p for p in parts if p is not None) if parts[0] is not None else None
     if total is not None and available is not None:
-        # Free pages of the contiguous memory allocator are no memory for a driver that pins its buffers.
+        # Free pages of the contiguous memory allocator are not available to a driver that pins its buffers.
         available = min(available - min(available, _kib(info.get("CmaFree")) or 0), total)
     limit = memory_limit(host)
     bus = linux_bus(host)
