@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 from installers.sbom import locked
 
 NEVER: Final = "999999999"
-# Package and version with an advisory, and why it is no risk for Tessera.
+# Package and version with an advisory, and why it is not a risk for Tessera.
 EXPLAINED: Final = {
     "diskcache 5.6.3": "what can write into its folder can run code, for it unpickles; llama-cpp-python asks for "
     "it, but nothing here imports it (engine/runner/llama/native/llama_api.py), and packages leave it out",
