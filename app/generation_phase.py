@@ -14,7 +14,7 @@ from engine.api.chat import ChatChunk
 _MIN_SHOWN_S = 1.0
 # An idle machine finishes a typical prompt within this time.
 _MIN_BUSY_S = 3.0
-# Show the estimate of the rest from this time on, in minutes from the second one on.
+# Show the remaining time from the first value on, in minutes from the second value on.
 _MIN_LEFT_S, _MINUTES_FROM_S = 2.0, 90.0
 
 

@@ -72,7 +72,7 @@ def packages(requirements: Iterable[str] | None = None) -> list[Component]:
         try:
             dist = metadata.distribution(name)
         except metadata.PackageNotFoundError:
-            continue  # for another system, or omitted from the bundle
+            continue  # required only on another system, or omitted from the bundle
         seen.add(canonicalize_name(name))
         result.append(_component(dist))
         waiting.extend(_needed(dist.requires or (), extras))

@@ -32,7 +32,7 @@ def own_command(*arguments: str) -> tuple[str, ...]:
 
 
 def interpreter(*arguments: str) -> tuple[str, ...]:
-    """The command line of a Python interpreter, for code that is no module of this program.
+    """The command line of a Python interpreter, for code that is not a module of this program.
 
     Raises: FileNotFoundError: this is a frozen build, and no Python is installed.
     """

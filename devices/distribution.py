@@ -77,7 +77,7 @@ def distribution(host: Host) -> Distribution:
 
 
 def iommu_switches(parameters: list[str]) -> str:
-    """Those of the kernel's parameters that switch AMD's IOMMU off; empty if none does."""
+    """The kernel parameters that switch AMD's IOMMU off; empty if none does."""
     return " ".join(word for word in parameters if word in {"amd_iommu=off", "iommu=off"})
 
 

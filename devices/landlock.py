@@ -142,7 +142,7 @@ def main() -> None:
     theirs.close()
     with ours:
         _, listeners, _, _ = socket.recv_fds(ours, 1, 1)
-    for listener in listeners:  # none if the command could not be restricted
+    for listener in listeners:  # empty if the command could not be restricted
         syscall_filter.supervise(listener, child, rules["writable"])
     _, status = os.waitpid(child, 0)
     _kill_orphans()

@@ -16,7 +16,7 @@ UNKNOWN = "unknown"
 ONNX_KINDS = {"cpu": ("cpu",), "gpu": ("igpu", "dgpu"), "npu": ("npu",)}
 # A driver keeps some of a carve-out to itself; heaps below this share of it are smaller than the carve-out.
 HEAPS_SHORT = 0.9
-# Vendors by the words in a device's name, and of backends that are for one vendor only.
+# Vendors by words in a device's name, and the vendors of backends that support only one.
 VENDORS = {
     "NVIDIA": ("nvidia", "geforce", "quadro", "tesla"),
     "AMD": ("amd", "radeon"),

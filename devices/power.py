@@ -141,7 +141,7 @@ def parts_w(draws: Iterable[Draw], devices: Iterable[Device] = ()) -> dict[str, 
     within = {d.id for d in devices if d.kind in {"igpu", "npu"}}
     watts_by_part: dict[str, float] = {}
     for draw in draws:
-        if draw.part == SYSTEM:  # psys and the battery measure the same: the larger one misses less
+        if draw.part == SYSTEM:  # psys and the battery measure the same power: the larger value misses less
             watts_by_part[SYSTEM] = max(watts_by_part.get(SYSTEM, 0.0), draw.watts)
         else:
             watts_by_part[draw.part] = watts_by_part.get(draw.part, 0.0) + draw.watts

@@ -15,7 +15,7 @@ def installed_program(name: str) -> str | None:
     for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
         if not Path(folder).is_absolute():
             continue
-        # With a folder in it, the name is not searched elsewhere; PATHEXT still counts on Windows.
+        # A name with a folder is not searched elsewhere; PATHEXT still applies on Windows.
         program = shutil.which(str(Path(folder, name)))
         if program is not None and (sys.platform != "win32" or Path(program).is_file()):
             return program

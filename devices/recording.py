@@ -213,7 +213,7 @@ def redact(name: str, value: Any) -> Any:
 def load_recording(path: Path) -> RecordedHost:
     """A recorded machine from a file.
 
-    Raises: BadRecording: the file is missing, too large, no JSON object or of another format.
+    Raises: BadRecording: the file is missing, too large, not a JSON object, or of another format.
     """
     try:
         if path.stat().st_size > MAX_RECORDING_BYTES:

@@ -12,7 +12,7 @@ NVIDIA_COMMAND = ("nvidia-smi", f"--query-gpu={NVIDIA_QUERY}", "--format=csv,noh
 NVIDIA_TIMEOUT_S = 3.0
 # hwmon drivers whose first temperature is that of the CPU. Source: kernel Documentation/hwmon.
 CPU_SENSORS = frozenset({"k10temp", "zenpower", "coretemp", "cpu_thermal", "scpi_sensors"})
-_IDLE_FIELDS = (3, 4)  # of /proc/stat: idle, iowait
+_IDLE_FIELDS = (3, 4)  # fields of /proc/stat: idle, iowait
 _GUEST_FIELD = 8  # fields from here on are already counted in user time
 
 

@@ -99,7 +99,7 @@ _FILES: Final = {
     "utimensat": (280, 88),
     "file_setattr": (469, 469),
 }
-# Calls whose path may be missing; the descriptor is meant then.
+# Calls whose path may be missing; they then act on the descriptor.
 _BY_DESCRIPTOR: Final = ("fchmod", "fchown", "futimesat", "utimensat")
 # The index of the argument that names a process; 0 is the caller itself, or its group.
 _PROCESSES: Final = {

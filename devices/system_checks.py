@@ -16,9 +16,9 @@ KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
 # Linux 7.1 needs ttm.pages_limit alone, 6.8 also amdgpu.gttsize. Source: kyuz0/amd-strix-halo-toolboxes, issue 98.
 TTM_ALONE_KERNEL = (7, 0)
 GTT_SHARE = 0.85
-# Parameters that set the ceiling; of two of the same name the kernel uses the last.
+# Parameters that set the ceiling; if a name occurs twice, the kernel uses the last value.
 GTT_PARAMETERS = ("ttm.pages_limit=", "amdttm.pages_limit=", "amdgpu.gttsize=", "amdgpu.gtt_size=")
-# AMD processors with an NPU; of those with a number only, Phoenix and Hawk Point, and their later names.
+# AMD CPUs with an NPU; of those with a number only, Phoenix and Hawk Point, and their later names.
 CPU_WITH_NPU = r"ryzen ai|ryzen [579] (pro )?[78]\d4\d|8[67]00g|ryzen [579] (pro )?2[2-7]0\b"
 # Programs that run language models on AMD's NPU.
 NPU_ENGINES = ("/usr/bin/flm", "/usr/local/bin/flm", "/opt/fastflowlm/bin/flm")
@@ -340,7 +340,7 @@ def _display(host: Host, machine: Machine) -> list[Finding]:
 def _memory(machine: Machine) -> list[Finding]:
     ram = machine.memory
     findings = []
-    # Processors of Intel's N series have one channel.
+    # CPUs of Intel's N series have one channel.
     has_more = cpu_kind(_cpu_name(machine)).id != "intel-n"
     if ram.bus_bits == SINGLE_CHANNEL_BITS and machine.environment != "vm" and has_more:
         findings.append(

@@ -351,7 +351,7 @@ class EngineFacade:
     ) -> str:
         """Add a wheel's version if its numbers are right and no GPU here is known to fail with it; return its name.
 
-        force: known faults are no reason. Raises: EngineVersionRefused, OSError.
+        force: known faults do not prevent it. Raises: EngineVersionRefused, OSError.
         """
         from engine.placement.engine_versions import install
 

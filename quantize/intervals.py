@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-Z95: Final = 1.959964  # of the normal distribution: 95 % of values lie within
+Z95: Final = 1.959964  # of the normal distribution: 95 % of values are within this many deviations
 
 
 def wilson(passed: int, total: int) -> tuple[float, float]:

@@ -22,7 +22,7 @@ KIND_NAMES = {"cpu": "CPU", "igpu": "integrated GPU", "dgpu": "GPU", "npu": "NPU
 @click.option("--record", type=click.Path(path_type=Path, dir_okay=False), help="Write a redacted recording.")
 @click.option("--from", "replay", type=click.Path(path_type=Path, dir_okay=False), help="Replay a recording.")
 def command(as_json: bool, no_try: bool, fresh: bool, record: Path | None, replay: Path | None) -> None:
-    """Show processors, GPUs and NPUs, their memory, and the backends that can use them."""
+    """Show CPUs, GPUs and NPUs, their memory, and the backends that can use them."""
     from devices.as_json import to_json
     from devices.errors import BadRecording
 

@@ -168,5 +168,5 @@ def quotes_in(folds: Sequence[Summary]) -> list[str]:
 
 
 def without_quotes(summary: str) -> str:
-    """The model's own words of a summary."""
+    """The part of a summary that the model wrote."""
     return summary.partition(_QUOTED)[0].strip()

@@ -274,9 +274,9 @@ class Store:
         self._temporary: Store | None = None
 
     def of(self, number: int) -> "Store":
-        """The store of the conversation or message with this id. That of temporary chats is in memory.
+        """The store of the conversation or message with this id.
 
-        Call it on the thread that made the store.
+        Temporary chats have a store in memory. Call it on the thread that created the store.
         """
         if number < TEMPORARY:
             return self

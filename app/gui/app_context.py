@@ -92,7 +92,7 @@ class Models(QObject):
         self._api = api
         self._background = background
         self.choices: tuple[ModelChoice, ...] = ()
-        self.starters = Starters(proposals=())  # recommended models, the same on every page
+        self.starters = Starters(proposals=())  # recommended models, identical on every page
         self.reachable = False
         self._timer = QTimer(self, interval=3000)
         self._timer.timeout.connect(self._poll)

@@ -50,7 +50,7 @@ def model_name(repo: str) -> str:
 
 
 def without_overrides(text: str) -> str:
-    """Replace the characters that turn the direction of what follows: a name could hide its ending by them."""
+    """Replace characters that change the direction of text: a name could hide its ending with them."""
     return text.translate(_OVERRIDES)
 
 

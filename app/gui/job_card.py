@@ -201,7 +201,7 @@ def tr(text: str) -> str:
 
 # Quantization progress as one bar and six named steps.
 
-# A pause keeps what was measured and rounded, and no unfinished file.
+# A pause preserves measurements and rounded tensors, but not an unfinished file.
 _NOT_STORED = 4
 # Phases of quantize.job.execute and of its workers, grouped by step.
 _QUANTIZE_STEPS: tuple[tuple[str, frozenset[str]], ...] = (

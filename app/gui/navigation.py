@@ -22,7 +22,7 @@ from app.gui.widgets.flow import FlowLayout
 
 _ICON = 22
 _NARROWEST = 80
-_SECTION_INSET = 18  # from the edge of a section button to its label, which aligns with the page grid
+_SECTION_INSET = 18  # distance from the edge of a section button to its label, which aligns with the page grid
 
 
 class TabButton(QToolButton):
@@ -45,7 +45,7 @@ class _Tab(QAccessibleWidget):
         button = self.object()
         state.selectable, state.selected = 1, int(isinstance(button, TabButton) and button.isChecked())
         state.checkable, state.checked = 0, 0
-        state.focusable = 1  # by the arrow keys; Tab reaches the chosen one
+        state.focusable = 1  # reachable by the arrow keys; Tab goes to the chosen one
         return state
 
 

@@ -32,7 +32,7 @@ from engine.core.version import __version__
 from quantize.kv_cache_types import CACHE_TYPES
 
 _DELAY_MS = 400
-_UNITS = {"_percent": " %", "_mib": " MiB", "keep_alive": " s"}  # by the end of a setting's name
+_UNITS = {"_percent": " %", "_mib": " MiB", "keep_alive": " s"}  # keyed by the ending of a setting's name
 _CODE = 2  # length of a language code
 _TEST_LANGUAGE = "pseudo"  # finds texts that do not fit; not a language for users
 

@@ -37,7 +37,7 @@ class Chat:
     leaf: str | None = None
     model: str = ""
     system_prompt: str = ""
-    created_s: float | None = None  # of the last change if the export has it; None: the export has no date
+    created_s: float | None = None  # time of the last change if the export has it; None: the export has no date
 
 
 @dataclass

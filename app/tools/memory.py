@@ -17,12 +17,12 @@ from app.tools.types import ToolOutcome, ToolSpec, object_schema
 log = logging.getLogger(__name__)
 # Limit of the facts sent with each question: about a thousand tokens, and a tenth of a small context.
 MAX_RECALLED_CHARS: Final = 4000
-_CHARS_OF_CONTEXT: Final = 0.3  # for each token of the context
+_CHARS_OF_CONTEXT: Final = 0.3  # characters of facts per token of the context
 _WORD = re.compile(r"\w{3,}")
 # Sources whose results cannot bring other people's text into the memory.
 _HARMLESS: Final = frozenset({MEMORY, CALCULATOR})
 
-# Vectors of these texts, in order, as a query or as passages; None if there is no model for that.
+# Vectors of these texts, in order, as a query or as passages; None if there is no embedding model.
 Embed = Callable[[Sequence[str], Literal["query", "passage"]], Sequence[Sequence[float]] | None]
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _PART_CHARACTERS: Final = 600
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?…:;])\s+|\n+")
 _STOP_S: Final = 5.0
-# The most frequent short words of each language, which other languages of this list do not have.
+# The most frequent short words of each language that do not occur in the other languages.
 _WORDS: Final = {
     "de": "der das und ist nicht ein eine mit auf für den zu sich auch wird werden oder sie",
     "en": "the and is of to that it for with are this be not you or was from have",

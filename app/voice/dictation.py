@@ -21,7 +21,7 @@ from devices.msgspec_lock import learned
 WAV: Final = "wav:"
 _BYTES_A_SECOND: Final = RATE * 2
 _LIST_S: Final = 10.0
-# Words before such a pause no longer change: a pause within a sentence is shorter.
+# Words before a pause of this length are final: pauses within a sentence are shorter.
 PAUSE_S: Final = 0.8
 # Amount of sound before the first word to keep, so that the word is not cut off.
 _BEFORE_S: Final = 1.0
@@ -70,7 +70,7 @@ class Microphone:
         return self._process.pid
 
     def __iter__(self) -> Iterator[Opened | Sound]:
-        """Yield that recording has begun, then the sound. Raises: CannotRecord."""
+        """Yield an event when recording has begun, then the sound. Raises: CannotRecord."""
         first = self._frame()
         if first is None:
             raise CannotRecord("ended")

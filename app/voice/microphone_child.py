@@ -30,7 +30,7 @@ FROM_WAV: Final = "--from-wav"
 LEVEL: Final = struct.Struct("<f")
 _FRAME_MS: Final = 100
 _FRAME_BYTES: Final = RATE * 2 * _FRAME_MS // 1000
-# Sound that waits to be written; a parent that does not read for so long is stuck.
+# Maximum frames waiting to be written; a parent that does not read for this long is stuck.
 _WAITING_FRAMES: Final = 100
 
 

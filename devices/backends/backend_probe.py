@@ -150,4 +150,4 @@ def _write_cache(cache: Path, reports: dict[str, BackendReport]) -> None:
     try:
         write_atomically(cache, json.dumps(reusable).encode(), durable=False)
     except OSError:
-        return  # with a read-only home each start takes a second longer
+        return  # the home is read-only: each start takes a second longer

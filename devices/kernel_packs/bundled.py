@@ -27,7 +27,7 @@ ASSETS: Final = Path(__file__).resolve().parents[2] / "assets" / "kernels"
 TRIED: Final = "tried.json"
 # Files that change with drivers: the loader's cache, and the lists of Vulkan drivers.
 DRIVER_MARKS: Final = ("/etc/ld.so.cache", *(f"{folder}/vulkan/icd.d" for folder in ("/usr/share", "/etc")))
-# With one of these set, a backend also offers software devices, which are in no inventory.
+# With one of these set, a backend also offers software devices, which no inventory lists.
 SOFTWARE_DEVICES: Final = {"vulkan": "GGML_VK_VISIBLE_DEVICES"}
 RENDER_NODES: Final = Path("/dev/dri")
 # States in which no backend can open the device, whatever its kernels.

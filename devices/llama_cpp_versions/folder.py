@@ -70,6 +70,6 @@ def low_level_bindings(folder: Path) -> Any:
         package = types.ModuleType(PACKAGE)
         package.__path__ = [str(folder)]
         package.__spec__ = importlib.machinery.ModuleSpec(PACKAGE, None, is_package=True)
-        package.__spec__.submodule_search_locations = [str(folder)]  # where other code in this process looks for it
+        package.__spec__.submodule_search_locations = [str(folder)]  # other code in this process looks for it there
         sys.modules[PACKAGE] = package
     return importlib.import_module(LOW_LEVEL)

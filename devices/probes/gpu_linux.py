@@ -260,7 +260,7 @@ def reserve_bytes(ram: SystemMemory) -> int:
 
 
 def _cards_without_pci(host: Host, addresses: set[str], ram: SystemMemory) -> list[Device]:
-    """Cards of ARM systems-on-chip, and of PCI devices not on the bus list. simpledrm is no GPU."""
+    """Cards of ARM systems-on-chip, and of PCI devices not on the bus list. simpledrm is not a GPU."""
     gpus: dict[str, Device] = {}
     for card in host.listdir(DRM):
         if not re.fullmatch(r"card[0-9]{1,3}", card, re.ASCII):

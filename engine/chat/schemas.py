@@ -389,7 +389,7 @@ def _tidy_numbers(out: dict[str, Any]) -> None:
         if (key.startswith("min") and count == 0) or (key.startswith("max") and count > MAX_COUNT):
             del out[key]
     for plain, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-        # In draft 4 it is a flag for the other bound.
+        # In draft 4 this keyword is a flag for the other bound.
         if isinstance(out.get(exclusive), bool) and out.pop(exclusive) and plain in out:
             out[exclusive] = out.pop(plain)
 

@@ -71,7 +71,7 @@ class DeviceCheckFailed(SelfCheckFailed):
 class ContextOverflow(InputFault):
     """The prompt does not fit the context; both counts are in tokens.
 
-    With `at_least` the prompt has more tokens than counted. `trained`: the model was trained for no more.
+    With `at_least` the prompt has more tokens than counted. `trained`: the limit is the model's training context.
     """
 
     code = "context_length_exceeded"

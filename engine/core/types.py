@@ -208,7 +208,7 @@ class PromptProgress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     """Number of prompt tokens processed, including those from the cache.
 
     `left_s` estimates the seconds until the first token (0: not known yet).
-    `busy`: other programs take the processor, so that it takes longer than usual.
+    `busy`: other programs take the CPU, so that it takes longer than usual.
     """
 
     processed: int
@@ -247,7 +247,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """The end of a request. `stop` is the stop string that ended it, `runaway` the loop guard's finding, if any.
 
     `unfinished` says why its constraint could not be completed; the response then ends with `length`. `notes` are
-    what its reader must know about the model.
+    facts about the model for the reader.
     """
 
     finish_reason: FinishReason

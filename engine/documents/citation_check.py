@@ -43,7 +43,7 @@ _DENIALS: Final = frozenset(
 _DENIAL: Final = re.compile(r"\w+n't|\w+|[.,;:!?](?=\s)")
 # "No higher than 9" and "9 or less" say the same.
 _AT_MOST: Final = re.compile(r"\b(?:no|not)(?= (?:more|less|\w+er) than\b)")
-# Content words after such a word that it denies.
+# Number of content words after such a word that it denies.
 _DENIED: Final = 2
 _CLAUSES: Final = re.compile(r"[,;:]\s+|\s(?:and|or|but|while|whereas|und|oder|aber|et|ou|mais|y|o|pero)\s")
 # An answer that joins two statements of its source.
@@ -136,7 +136,7 @@ def _verdict(
     sentence_stems = set(_content(sentence.text, stems))
     overlaps = [len(sentence_stems & own) / max(len(sentence_stems), 1) for own in piece_stems]
     both = list(overlaps) if cosines is None else [o + float(c) for o, c in zip(overlaps, cosines, strict=True)]
-    # Of windows with the same words, the one that has most of them in one sentence.
+    # Among windows with the same words, prefer the one with most of them in one sentence.
     for i, piece in enumerate(pieces):
         if overlaps[i] >= _OVERLAP_WITH_MEANING:
             in_one = max(len(sentence_stems & set(stems(part))) for part in piece.parts)

@@ -162,7 +162,7 @@ def _mirror(source: Path, target: Path, control: JobContext) -> int:
         done += sizes[path]
         control.report("copying", done, total)
     for name in done_before - {path.relative_to(source).as_posix() for path in files}:
-        if (target / name).exists():  # it was deleted or renamed meanwhile
+        if (target / name).exists():  # the source was deleted or renamed meanwhile
             (target / name).unlink()
             changed += 1
     return changed
@@ -211,7 +211,7 @@ def _leave(catalogue: Catalogue, source: Path, target: Path, control: JobContext
             _log.warning("not deleted path=%s error=%s", path, error)
             remaining.append(str(path))
     _remove_empty_folders(source)
-    catalogue.relocated(source, target)  # again: a scan may have listed old files meanwhile
+    catalogue.relocated(source, target)  # once more: a scan may have listed old files meanwhile
     (target / _JOURNAL).unlink(missing_ok=True)
     return Moved(path=str(target), size_bytes=_size(target), left=tuple(remaining))
 

@@ -33,7 +33,7 @@ SOFTWARE_GFLOPS: Final = 35.0
 # RAM on an RTX 5080 reads 692 tokens/s (ollama, issue 11772); laptops have half the lanes.
 CARD_LINK_GBS: Final = 20.0
 LAPTOP_LINK_GBS: Final = 12.0
-# The same of a link whose speed is known: 20 of the 28 GB/s that 16 lanes of the usual speed carry.
+# Share of a link's known speed that is reached: 20 of the 28 GB/s of 16 lanes at the usual speed.
 LINK_SHARE: Final = 0.7
 # Used if no depths were published: speed of prompt attention and of reading the cache, relative to the weights.
 # Source: the median of the values fitted to chips with published depths.

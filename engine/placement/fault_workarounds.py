@@ -66,7 +66,7 @@ def found_rules(rules: Rules, shape: ModelShape, machine: Machine, settings: Loa
 
 
 def refusing(rules: Rules, shape: ModelShape, machine: Machine, settings: LoadSettings) -> Rule | None:
-    """The rule by which the place of these settings is not used; None if it may be used."""
+    """The rule that forbids the place of these settings; None if it may be used."""
     several = len(settings.devices) > 1
     matches = found_rules(rules, shape, machine, settings)
     return next((rule for rule in matches if rule.then.avoid or (rule.then.one_gpu and several)), None)

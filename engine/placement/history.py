@@ -351,7 +351,7 @@ class PlacementHistory:
         return self._deaths.get(key)
 
     def record_death(self, key: str, depth: int, changes: dict[str, Any]) -> None:
-        """Store what is tried next. Of several deaths the least depth counts."""
+        """Store the settings to try next. After several deaths, the smallest depth counts."""
         with self._lock:
             before = self._deaths.pop(key, None)
             least = depth if before is None else min(before.depth, depth)

@@ -243,7 +243,7 @@ def _offer(
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """Bytes used by caches and buffers, and bytes free next to the weights, on the device with the least room."""
+    """Bytes used by caches and buffers, and bytes free next to the weights, on the device with the least space."""
 
     taken_bytes: int
     free_bytes: int
@@ -304,7 +304,7 @@ def open_context(*, is_chosen: bool) -> int | None:
 ROOMY_BYTES: Final = 256 << 20
 
 
-# With four slots and this many parallel requests on average, some wait.
+# With four slots and this many parallel requests on average, some requests have to wait.
 BUSY: Final = 3.0
 MORE_PARALLEL: Final = 8
 

@@ -77,7 +77,7 @@ class MemoryAdmission:
         self._loads: dict[str, _Load] = {}
         # Settings that failed, in order, followed by those being tried; stored until a token was generated.
         self._tried: dict[str, list[LoadSettings]] = {}
-        # The same of runners that died in a long prompt.
+        # The same settings, for runners that died in a long prompt.
         self._died: dict[str, list[LoadSettings]] = {}
         self._audits: set[asyncio.Task[None]] = set()
         self._unanswered: dict[str, asyncio.Event] = {}

@@ -53,7 +53,7 @@ class Preset(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Those of the options that are sampling values."""
+        """The options that are sampling values."""
         return {name: value for name, value in self.options.items() if name in BOUNDS or name == "seed"}
 
     @property

@@ -99,7 +99,7 @@ class MachineState:
             current = detailed(self._host)
         else:
             current = replace(inventory(self._host), meters=machine.meters)
-        versions = {**dict(machine.versions), **dict(current.versions)}  # those of packages are read once
+        versions = {**dict(machine.versions), **dict(current.versions)}  # versions of packages are read once
         current = replace(current, versions=tuple(versions.items()), vulkan_drivers=machine.vulkan_drivers)
         return merged(replace(current, backends=machine.backends))
 

@@ -62,7 +62,7 @@ def shipped_version() -> str:
 
 
 def digest(text: str) -> str:
-    """A short key for what the text describes."""
+    """A short key derived from the text."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

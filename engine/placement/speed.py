@@ -133,7 +133,7 @@ def is_looked_up(name: str, shape: ModelShape) -> bool:
 
 
 def is_head(name: str, shape: ModelShape) -> bool:
-    """Whether this matrix makes the logits, which a prompt needs for its last token only."""
+    """Whether this matrix computes the logits, which a prompt needs for its last token only."""
     return name == "output.weight" or (shape.tied and name == "token_embd.weight")
 
 
@@ -201,7 +201,7 @@ class Forecast(msgspec.Struct, frozen=True):
 
     @property
     def near(self) -> int:
-        """Those of them that the devices read."""
+        """The part of these bytes that the devices read."""
         shape = self.shape
         if not self.settings.n_gpu_layers:
             return self.whole
@@ -301,8 +301,8 @@ class Forecast(msgspec.Struct, frozen=True):
 def expected(rule: Forecast, memory: PlacementHistory, owner: str) -> Speed:
     """Speed of a place for `owner`'s use: as its answers were, as measured here, or by the rule.
 
-    On a CPU, whose speed varies most with its memory and its neighbours, the rule is corrected by what answers of
-    other models took.
+    On a CPU, whose speed varies most with its memory and its neighbours, the rule is corrected by the times of
+    other models' answers.
     """
     depth = expected_depth(rule.settings, memory.use(owner))
     return _expected_at(rule, memory, owner, max(depth - TURN_PROMPT / 2, TURN_PROMPT / 2), depth)

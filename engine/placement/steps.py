@@ -200,7 +200,7 @@ def speculation(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reaso
 
 
 def lazy_tables(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """Read a large table of which a token needs single rows from the file instead of holding it in memory."""
+    """Read a large table from the file row by row instead of holding it in memory."""
     table = load.shape.lazy_table
     if table is None or settings.use_mlock or settings.engine_args.use_mlock:
         return settings, None

@@ -48,5 +48,5 @@ class QuickTexts:
         """Return the pooled rows of several texts. Raises: NotQuick."""
         try:
             return list(self._pool.map(self.one, texts))
-        except Exception as error:  # as above
+        except Exception as error:  # same reason as above
             raise NotQuick(reason(error)) from error

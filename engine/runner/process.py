@@ -57,7 +57,7 @@ class RunnerProcess:
         self._loaded: asyncio.Future[ModelFacts] = asyncio.get_running_loop().create_future()
         for future in (self._hello, self._loaded):
             future.add_done_callback(_retrieve)
-        self._phase = ""  # of the load
+        self._phase = ""  # phase of the load
         self._on_progress: Callable[[str, float], None] = lambda _phase, _fraction: None
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
         self.buffers = BufferLog()

@@ -368,7 +368,7 @@ class _Server(SleepingServer):
         log.warning("not published: %s", reason)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End at the first signal; at a second Ctrl-C without what the runners still store."""
+        """End at the first signal; at a second Ctrl-C, do not wait for what the runners still store."""
         if self.should_exit and sig == signal.SIGINT:
             RunnerProcess.kill_all()
         super().handle_exit(sig, frame)

@@ -81,7 +81,7 @@ class Canary:
         self._pool, self._placer = pool, placer
         self.enabled = enabled
         self._store = canary_account(state)
-        self._unsaved_s = self._unpaid_s = 0.0  # of computing and of recording, since the file was written
+        self._unsaved_s = self._unpaid_s = 0.0  # seconds of computing and of recording since the file was written
         self._waiting: deque[tuple[Watched, RowsRecorded]] = deque(maxlen=WAITING)
         self._news: dict[str, list[str]] = {}
         self._recorded = asyncio.Event()

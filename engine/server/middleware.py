@@ -313,7 +313,7 @@ class HeldBytes:
             del self._of_owner[owner]
 
     def is_full(self, owner: str) -> bool:
-        """Whether no more may be held for this owner."""
+        """Return True if the limit of this owner is reached."""
         own = self._of_owner[owner] if owner else 0
         return self.count > MAX_HELD_BYTES or own > MAX_HELD_BYTES_OF_A_KEY
 

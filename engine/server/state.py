@@ -106,7 +106,7 @@ class ContextSizes:
         entry = await self._models.entry(model_id)
         try:
             settings = self._models.settings(entry)
-        except InputFault:  # its external program was removed: the load reports that
+        except InputFault:  # its external program was removed; the load will report that
             return entry.context_train
         if entry.format != "gguf" or settings.embeddings or settings.external is not None:
             return settings.n_ctx
@@ -139,7 +139,7 @@ class WorkHistory:
         self._pool = pool
         self._own = psutil.Process()
         self._ring: deque[Work] = deque(maxlen=HISTORY_S)
-        self._seen: dict[int, Stats] = {}  # by the runner's process id
+        self._seen: dict[int, Stats] = {}  # keyed by the runner's process id
         self._rested: dict[int, float] = {}  # last use of a runner at the time it was last seen idle
         self._sums = [0, 0, 0]  # prompt, cached and generated tokens
         self.on_stats: Callable[[int, Stats], None] = lambda _pid, _stats: None

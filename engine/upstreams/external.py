@@ -140,7 +140,7 @@ class ExternalRunner(UpstreamRunner):
                     yield event
         except UpstreamFault:
             assert self._process is not None
-            with contextlib.suppress(TimeoutError):  # its end may show only after that of its connection
+            with contextlib.suppress(TimeoutError):  # the process may end only after its connection
                 await asyncio.wait_for(self._process.wait(), LAST_WORDS_S)
             died = self.died
             if died is None:

@@ -54,7 +54,7 @@ class UpstreamKeys:
         self._file.change(lambda stored: with_row(stored, name, None))
 
     def storage(self, name: str) -> KeyStorage | None:
-        """The place in which its key is stored; None if it has none."""
+        """Where its key is stored; None if it has none."""
         stored = self.entry(name)
         return None if stored is None else "file" if stored.key is not None else "keyring"
 

@@ -101,7 +101,7 @@ _OWNERS: Final[dict[str, Kind]] = {"vllm": "vllm", "sglang": "sglang", "llamacpp
 
 
 class NoList(ValueError):
-    """The body is no list of models; `why` is the decoder's message."""
+    """The body is not a list of models; `why` is the decoder's message."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -159,7 +159,7 @@ def _listed_model(row: _Row) -> UpstreamModel:
         meta.n_ctx_train if meta else None,
     )
     n_ctx = next((s for s in sizes if isinstance(s, int) and 0 < s < 1 << 31), 0)
-    if isinstance(row.capabilities, list):  # llama-server uses "completion" and "multimodal", Tessera its own words
+    if isinstance(row.capabilities, list):  # llama-server uses "completion" and "multimodal", Tessera other words
         stated = tuple(str(c)[:32] for c in row.capabilities[:16] if isinstance(c, str))
         if {"embedding", "rerank"} & set(stated):
             return UpstreamModel(name=row.id, n_ctx=n_ctx, capabilities=stated)

@@ -178,11 +178,11 @@ class UpstreamRunner:
         return Stats(id=0, steps=generated, generated_tokens=generated, active=self.active_requests)
 
     async def stop(self) -> None:
-        """Send it no more requests."""
+        """Stop sending requests to it."""
         self._stopped = True
 
     def kill(self) -> None:
-        """Send it no more requests; never waits."""
+        """Stop sending requests to it; never waits."""
         self._stopped = True
 
 

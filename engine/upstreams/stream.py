@@ -109,7 +109,7 @@ class ChatReader:
         self.fault: UpstreamBrokeOff | None = None
 
     def feed(self, data: bytes) -> list[AnswerEvent | AnswerLogprobs]:
-        """Events of these bytes; `fault` is set if an error follows them, or if this is no such stream."""
+        """Events of these bytes; `fault` is set if an error follows them, or if this is not such a stream."""
         out: list[AnswerEvent | AnswerLogprobs] = []
         try:
             for payload in self._lines.feed(data):

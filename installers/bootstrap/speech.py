@@ -37,7 +37,7 @@ FILES = {
         "7ed98ddbad84ccac4cd0aeb3099049280713df825c610a8ed34543318f1b2c49",
     ),
 }
-# The first wheel is for Linux; its model files are the same for every system.
+# The first wheel is for Linux; its model files are identical for every system.
 ANY_SYSTEM = ("--platform", "manylinux_2_35_x86_64", "--implementation", "py", "--abi", "none")
 
 

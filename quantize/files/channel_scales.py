@@ -11,7 +11,7 @@ import msgspec
 from devices.msgspec_lock import learned
 
 KEY = "tessera.smoothing"
-_MOST_BYTES = 64 << 20  # some hundred times the size for a model with 70 billion weights
+_MOST_BYTES = 64 << 20  # about a hundred times the size for a model with 70 billion weights
 
 
 class ChannelScales(msgspec.Struct, frozen=True, kw_only=True):

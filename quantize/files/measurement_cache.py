@@ -9,11 +9,11 @@ from pathlib import Path
 
 import psutil
 
-_FOLDER = re.compile(r"[0-9a-f]{24}")  # as `measurement_folder` names them
-_MOST_FRAC = 0.1  # of the disk; the most recently used folder always stays
+_FOLDER = re.compile(r"[0-9a-f]{24}")  # names given by `measurement_folder`
+_MOST_FRAC = 0.1  # fraction of the disk; the most recently used folder always stays
 _MOST_FOLDERS = 50
-_MOST_HASHES = 1000  # of some 70 bytes each
-_MOST_TEXTS = 20  # of eight bytes per token
+_MOST_HASHES = 1000  # about 70 bytes each
+_MOST_TEXTS = 20  # eight bytes per token
 TOKENS = "tokens"  # the folder of tokenized texts
 
 

@@ -28,10 +28,10 @@ _ROUNDOFF = {GgmlType.BF16: (2.0**-8, 0.0), GgmlType.F16: (2.0**-11, 2.0**-25), 
 # Largest relative rounding error of a scale stored as F16.
 _SCALE_ROUNDOFF = 2.0**-11
 _ROWS, _FIRST_ROWS, _EXPERTS = 16, 2, 4  # sampled per tensor; the first rows already exclude ordinary weights
-_HELD_FRACTION = 0.999  # of the sampled blocks
+_HELD_FRACTION = 0.999  # fraction of the sampled blocks
 _LEAST_NONZERO = 0.25  # fraction of the sampled weights; tensors with fewer do not show how they were trained
-_SURE_CODES = 0.1  # with a larger error of the largest weight's code, the other codes are found again
-_ORDER_BLOCKS = 256  # from which the usual code of the largest weight is taken
+_SURE_CODES = 0.1  # if the error of the largest weight's code is larger, the other codes are tried again
+_ORDER_BLOCKS = 256  # blocks used to determine the usual code of the largest weight
 
 
 class ExactRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -228,7 +228,7 @@ def gptq_rows(
         rounded[qtype] = _gptq_octets(weights, bases[qtype], qtype, octets)
     gridded = sorted((q for q in qtypes if has_grid(q)), key=lambda q: LAYOUTS[q].nonlinear)
     rows, width = weights.shape
-    # As many rows and types at a time as fit in a pass.
+    # Process as many rows and types at a time as fit in a pass.
     row_step = max(1, min(rows, _SHARE_ROWS, _PASS_VALUES // (width * len(exponents))))
     type_step = max(1, _PASS_VALUES // (width * len(exponents) * row_step))
 

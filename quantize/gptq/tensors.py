@@ -98,7 +98,7 @@ class Rounder:
         if rounding == Rounding.STOCK or name not in self._groups:
             stock = self._stock.get(name)
             if stock is not None and stock.sums.shape[1] != weights.shape[1]:
-                stock = None  # from another model; quantize.native.encode does the same
+                stock = None  # it was written for another model; quantize.native.encode does the same
             return quantize_rows(weights, qtype, None if stock is None else stock.mean(matrix))
         curvature, octets = self._curvature(self._groups[name], matrix, in_lattice=qtype in LATTICES)
         if rounding == Rounding.ROWS:

@@ -85,7 +85,7 @@ from quantize.plan.plan import PlanInput, given_plan, make_plan
 from quantize.tensor_rules import allows_quantization
 from quantize.types import FileReport, ModelSpec, QuantPlan, Rounding
 
-# Files of the output's size on the disk at once: the first version, the final one and the preset.
+# Files of the output's size that are on the disk at the same time: the first version, the final one and the preset.
 _FILES_AT_ONCE = 3
 _EXPECTED = "nothing was measured yet: the plan and its figures are estimates, and will change"
 
@@ -226,7 +226,7 @@ class _Job:
             self.exact = exact_types_of(self.request, source, self.on_progress, self.cancelled)
             if not request.plan_only:
                 run_task("load", LoadCheck(path=source), self.on_progress, self.cancelled)
-        if self.request.tier != "instant" and request.plan is None:  # others are planned at once
+        if self.request.tier != "instant" and request.plan is None:  # other plans are made immediately
             head = header_bytes(model, spec)
             unmeasured = plan_input(
                 self.request, Rounding.STOCK, spec, head, None, self.request.imatrix, self.exact

@@ -43,7 +43,7 @@ _LOGIT_S = 12e-9  # comparing one logit with the reference's
 _PLAIN_S, _GPTQ_S, _GPTQ_COLUMN_S, _FACTOR_S = 1.7e-6, 0.27e-6, 0.12e-9, 3.5e-11
 # Bytes of weights read per generated token, by all cores together. Measured: log-archive.md, engine.
 _DECODE_BYTES = 10e9
-_GATE_FILE_FRAC = 0.3  # of the source's 16 bits, for a forecast before there is a file
+_GATE_FILE_FRAC = 0.3  # fraction of the source's 16 bits, for a forecast before there is a file
 # Seconds per weight of choosing eight signs together with their codebook entries, including three runs of ggml's
 # search; then the additional seconds of the smallest types while errors are measured: ggml's search for all of
 # them, and the choice. Measured: log-archive.md, "Points and signs".

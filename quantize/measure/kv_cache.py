@@ -18,7 +18,7 @@ from quantize.types import KvOption
 
 # Number of windows and their tokens; shorter if the text or the model's context is too short.
 _WINDOWS, USUAL, _SHORTEST = 2, 2048, 512
-LONGEST = 8192  # for tier max: one such window costs as much as the Hessians of a small model
+LONGEST = 8192  # maximum for tier max: one such window costs as much as the Hessians of a small model
 _KEEP_EVERY = 8  # one in 8 positions of a default window is scored, because neighbours are similar
 _FLOAT = "f16"
 # Longer contexts are extrapolated with the measured growth, up to this multiple of the longest one.

@@ -33,14 +33,14 @@ from quantize.native.scale_points import ScalePoint, SeamTap
 from quantize.native.source_weights import SourceWeights, quantizable
 
 Floats = npt.NDArray[np.float32]
-_TOKENS = 4096  # for measuring the channels. Measured: log-archive.md, "Smoothing"
-_PEAK_STEP = 3  # every third window, of both kinds of special tokens, shows the largest values well enough
+_TOKENS = 4096  # tokens for measuring the channels. Measured: log-archive.md, "Smoothing"
+_PEAK_STEP = 3  # every third window, of both kinds of special tokens, shows the largest values accurately enough
 # Fraction of the difference between channels that moves into the weights. Measured: log-archive.md, "Smoothing".
 _STRENGTHS = (0.0, 0.125, 0.25, 0.375, 0.5)
 _BLOCK = 32  # values with a shared step. Source: ggml-common.h, block_q8_0
 _STEPS = 127
 _JUDGE = SCALES_JUDGE.name
-# of that type's error, remaining after GPTQ. Source: docs/dev/quantization.md, "GPTQ rounding"
+# Share of that type's error that remains after GPTQ. Source: docs/dev/quantization.md, "GPTQ rounding"
 _LEFT_FRACTION = 0.37
 _ROWS = 128
 _LEAST = 1e-3  # minimum size of a channel, relative to the mean channel

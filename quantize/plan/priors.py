@@ -52,7 +52,7 @@ _ROWS_ALPHA_OF_ROLE = {
     TensorRole.FFN_UP: 0.225,
     TensorRole.OTHER: 0.3,
 }
-# Rounding with an importance matrix, and by GPTQ, reduces the error of outputs, not that of weights.
+# Rounding with an importance matrix or GPTQ reduces the error of the outputs, not of the weights.
 _OF_IMATRIX, _OF_GPTQ = 0.7, 0.24
 # Inputs are rounded to 8 bits, as the weights of this type are.
 _INPUT_ERROR = NEARLY_EXACT.traits.error or 0.0

@@ -178,7 +178,7 @@ def put_aside(root: Path, before: frozenset[Path]) -> list[str]:
 
 
 def _steering(path: Path) -> Iterator[Path]:
-    """Files of a new repository that can make git run programs or refer it to another place."""
+    """Files of a new repository that can make git run programs or refer git to another place."""
     if not path.is_dir() or path.is_symlink():
         yield path
         return

@@ -25,7 +25,8 @@ _COLUMNS_OF_2 = ("before_executable INTEGER", "new_folders INTEGER NOT NULL DEFA
 class FileChange:
     """One file's change. `before` is None if the file was created, `after_sha` is None if it was deleted.
 
-    `before_executable` is None if the mode does not change; `new_folders` counts the folders that were made for it.
+    `before_executable` is None if the mode does not change; `new_folders` counts the folders that were created for
+    it.
     """
 
     path: str

@@ -103,7 +103,7 @@ def _moved(line: str, shift: tuple[str, str]) -> str | None:
 _LEAST_EVIDENCE = 4
 # Fraction of equal lines from which another place may be the intended one.
 _RIVAL_FRACTION = 0.5
-# The same for snippets of up to three lines: difflib similarity of single lines.
+# This ratio for snippets of up to three lines: difflib similarity of single lines.
 _RIVAL_RATIO = 0.8
 _SHORT_SEARCH = 3
 # A line at more positions than this does not help to locate code, and would cost time.

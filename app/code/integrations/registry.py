@@ -67,7 +67,7 @@ def _zed_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
     }
     if endpoint.fim:
         settings |= _zed_predictions(endpoint)
-    elif _zed_predicts(before):  # by another model, with the server's previous URL
+    elif _zed_predicts(before):  # another model made predictions, with the server's previous URL
         settings[(*_ZED_PREDICTIONS, "api_url")] = f"{endpoint.openai_url}/completions"
     chosen: Settings = settings
     return [FileEdit(path=path, before=before, after=with_settings(path, before, chosen))]

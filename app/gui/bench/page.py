@@ -368,7 +368,7 @@ class BenchPage(Page):
     # ------------------------------------------------------------------ results
 
     def _show_results(self, answer: BenchResults) -> None:
-        selected = {result.id for result in self.selected}  # their rows move if others were measured meanwhile
+        selected = {result.id for result in self.selected}  # results' rows move if others were measured meanwhile
         self._results = answer.results
         self.table.setRowCount(len(self._results))
         for line, result in enumerate(self._results):
@@ -409,7 +409,7 @@ class BenchPage(Page):
     def _select_newest(self) -> None:
         """Select the newest result of the chosen model or shape."""
         kind, name = self._subject
-        start = f"{name} " if kind == "shape" else None  # its quantization follows
+        start = f"{name} " if kind == "shape" else None  # the quantization follows the name
         matches = (r.model.startswith(start) if start else r.model == name for r in self._results)
         newest = next((line for line, fits in enumerate(matches) if fits), None)
         if newest is None:

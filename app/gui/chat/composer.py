@@ -205,7 +205,7 @@ class Composer(QFrame):
         self.setProperty("kind", "composer")
         self.setAcceptDrops(True)
         self.attachments: list[Attachment] = []
-        self._chat = 0  # whose draft is shown
+        self._chat = 0  # the chat whose draft is shown
         self._reading: list[int] = []  # chats of the files that are being read
         self._sends_when_read = False
         self._busy = False
@@ -442,7 +442,7 @@ class Composer(QFrame):
         self.attachments.append(item)
         if len(self.attachments) <= MOST_CHIPS:
             self._show_attached()
-        else:  # of a hundred dropped files, not each one is shown by itself
+        else:  # of many dropped files, only some are shown individually
             self._later.start()
 
     def _show_attached(self) -> None:

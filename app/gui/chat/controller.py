@@ -60,8 +60,8 @@ class ChatController(QObject):
         self.answer.failed.connect(self.failed)
         self.answer.save_failed.connect(lambda why: self.save_failed.emit("", (), why))
         self.visit = 0  # number of conversations opened; a result for an earlier one is dropped
-        self._starts = self._starting = 0  # number of the start whose rows are being stored; 0: none
-        self._sent_pictures = False  # with the current request
+        self._starts = self._starting = 0  # number of the request whose rows are being stored; 0: none
+        self._sent_pictures = False  # whether the current request contains images
         self.tools = ToolTurns(services, self)
         self._calling = False
         self._preparing = 0  # id of the response that waits for its tools
@@ -473,7 +473,7 @@ class ContextWatch(QObject):
         controller.compactor.changed.connect(self.refresh)
         controller.compactor.noticed.connect(banner.notify)
         self._warned: tuple[int, int | None, str] | None = None
-        self._warning = ""  # what the banner was given
+        self._warning = ""  # text shown in the banner
         self._counted: tuple[int, int | None] | None = None  # the branch that `_used` belongs to
         self._used, self._alone, self._overflowed = 0, True, False
 

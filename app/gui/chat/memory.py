@@ -32,7 +32,7 @@ from app.gui.widgets.popups import ComboBox
 from devices.atomic_file import write_atomically
 
 _SETTING = "chat.memory"
-_MAX_ROWS = 100  # rows that are built at once; the search finds the others
+_MAX_ROWS = 100  # maximum number of rows built; the search finds the others
 _USED_CHARS = 160
 _TOOLTIP_CHARS = 4000
 _SIZE = (680, 560)

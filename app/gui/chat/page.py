@@ -301,7 +301,7 @@ class ChatPage(QSplitter):
         has_focus = self.options.isAncestorOf(QApplication.focusWidget() or self)
         self.options.setVisible(not self.options.isVisible())
         self._fit_list()
-        if has_focus:  # else it would go to the next control, a tool of the first message
+        if has_focus:  # otherwise the focus would move to the next control, a tool of the first message
             self.composer.editor.setFocus()
 
     def _on_source_removed(self) -> None:

@@ -23,7 +23,7 @@ _WEEK, _MONTH = 7, 30
 
 
 def _age(created_s: float) -> str:
-    """The age group of a chat by the local date on which it was created; before the last month its year."""
+    """Age group of a chat by its local creation date; older than the last month, its year."""
     created = datetime.fromtimestamp(created_s, UTC).astimezone().date()
     days = (datetime.now(UTC).astimezone().date() - created).days
     if days <= 0:
@@ -477,7 +477,7 @@ class Sidebar(QFrame):
 
         self._watch(self._services.store.submit(conversations.create_folder, self.tr("New folder")), made)
 
-    _named_next = 0  # a new folder, whose name is edited once its row is there
+    _named_next = 0  # id of a new folder whose name is edited once its row exists
 
     def _do(self, function: Any, *args: Any, **kwargs: Any) -> None:
         self._watch(self._services.store.submit(function, *args, **kwargs), lambda _: self.refresh())

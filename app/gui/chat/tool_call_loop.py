@@ -123,7 +123,7 @@ class ToolTurns(QObject):
     ) -> bool:
         """Run the calls of a response one after another. Each result is saved before the next call starts.
 
-        `on_row` gets each result, `on_end` the id of the last row; `on_failed` is called if they cannot go on.
+        `on_row` gets each result, `on_end` the id of the last row; `on_failed` is called if they cannot continue.
         Returns False if there are no tools.
         """
         toolset, cancelled = self._toolset, self._cancelled

@@ -45,7 +45,7 @@ class ToolsPanel(SidePanel):
     """Emits the names of the enabled sources."""
 
     changed = Signal(tuple)
-    page_wanted = Signal(str)  # in the user's browser, for a sign-in
+    page_wanted = Signal(str)  # address to open in the user's browser, for a sign-in
 
     def __init__(self, services: AppContext, folder: Callable[[], Path] = Path.home) -> None:
         """Create the panel. `folder`: where a server is started to list its tools."""
@@ -58,7 +58,7 @@ class ToolsPanel(SidePanel):
         self._signing: dict[str, SignIn] = {}  # servers that wait for the user in a browser
         self._allowed: dict[str, bool] = {}  # tools of servers that were switched
         self._deciding = threading.Lock()
-        self._folded: set[str] = set()  # servers whose tools are not listed, although they are known
+        self._folded: set[str] = set()  # servers whose known tools are folded away
         self.certificate = label("", "small", wrap=True)
         self._list = stack(spacing=12)
         self._decisions = stack(spacing=4)
@@ -238,7 +238,7 @@ class ToolsPanel(SidePanel):
         when_released(self, self._show)
 
     def _test(self, name: str) -> None:
-        """Start or contact a server at the user's click, and list what it offers."""
+        """Start or contact a server at the user's click, and list its tools."""
         self._probed[name] = None
         folder = self._folder()
 

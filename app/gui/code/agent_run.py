@@ -33,7 +33,7 @@ from app.tools.consent import Consent, ConsentRequest, Decision
 from app.tools.loop import ToolCallEvent, ToolResultEvent
 from app.tools.types import shown_text
 
-_MAX_OUTPUT_CHARS, _MAX_OUTPUT_LINES = 16_000, 40  # of a command, in the transcript
+_MAX_OUTPUT_CHARS, _MAX_OUTPUT_LINES = 16_000, 40  # maximum output of a command in the transcript
 _MARKS = {"open": "☐", "doing": "▸", "done": "☑"}
 _SHOWN_CHARS = 300
 _STEP_CHARS = 60
@@ -89,7 +89,7 @@ class AgentRun(QObject):
         self._cancelled = threading.Event()
         self.agent: Agent | None = None
         self._shown: list[str] = []
-        self._output = ""  # of the running command
+        self._output = ""  # output of the running command
         self._toolbox: Toolbox | None = None
 
     @property

@@ -58,7 +58,7 @@ class CodeController(QObject):
     history_changed = Signal(object)  # the summaries of the project's sessions
     session_begun = Signal(object)  # the record of the current session, empty for a new one
     session_read = Signal(object)  # the record of a session to show
-    session_deleted = Signal(object)  # its record
+    session_deleted = Signal(object)  # carries the session's record
 
     def __init__(self, services: AppContext, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -73,7 +73,7 @@ class CodeController(QObject):
         self._next_folder: Callable[[], None] | None = None  # opens the folder that was chosen while something ran
         self._stream: StreamJob | None = None
         self._run_of_agent: AgentRun | None = None
-        self.agent: Agent | None = None  # of the last task; it continues after `back`
+        self.agent: Agent | None = None  # agent of the last task; it continues after `back`
         self._is_back = False
         self.recent = RecentList(services.background, self)
         self.recent.failed.connect(self.failed)

@@ -18,7 +18,7 @@ from app.gui.widgets.search_popup import Entry, SearchPopup
 from engine.core.paths import user_paths
 
 _ID = Qt.ItemDataRole.UserRole
-_MOST_NAMES = 3  # of changed files in a row of the list
+_MOST_NAMES = 3  # maximum number of changed files named in a row
 
 
 class RecentList(QObject):

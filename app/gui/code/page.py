@@ -73,7 +73,7 @@ class CodePage(QWidget):
         self._hinted = True
         self._chosen_session = ""  # the earlier session that is shown or being loaded
         self.banner = Banner(services.theme)
-        self.folder = label(self.tr("No folder is open"), "muted")  # its tip is the whole path
+        self.folder = label(self.tr("No folder is open"), "muted")  # the tooltip shows the whole path
         self.folder.setMinimumWidth(1)
         self.model = ComboBox(self.tr("Model"))
         self.model.setMinimumWidth(200)
@@ -158,7 +158,7 @@ class CodePage(QWidget):
             column.setStretch(place, 1)
         column.addLayout(below)
         talk.setLayout(column)
-        self._show_hint(shown=True)  # with a parent: shown without one, it would be a window of its own
+        self._show_hint(shown=True)  # has a parent already: without one, it would open as a separate window
         self.tabs.addTab(self.files, self.tr("Files"))
         self.tabs.addTab(self.review, self.tr("Edits"))
         self.tabs.addTab(self.terminal, self.tr("Terminal"))
@@ -498,7 +498,7 @@ class CodePage(QWidget):
             for name, value in given_environment().items():
                 environment.insert(name, value)
             process.setProcessEnvironment(environment)
-            started: Any = process.startDetached()  # with the process id or without, by version
+            started: Any = process.startDetached()  # with or without the process id, depending on the version
             if started[0] if isinstance(started, tuple) else started:
                 self.banner.notify(self.tr("{file} opens in the editor").format(file=path), "ok")
             else:

@@ -40,7 +40,7 @@ class ReviewPanel(QWidget):
         super().__init__()
         self._services = services
         self._files: dict[int, FileProposal] = {}
-        self.proposal = NO_EDITS  # the one that is shown; ids of edits are those of this proposal
+        self.proposal = NO_EDITS  # the proposal shown; edit ids refer to it
         self.hunks = QListWidget()
         self.hunks.setAccessibleName(self.tr("Edits"))
         self.hunks.currentItemChanged.connect(lambda *_: self._show_current())

@@ -14,7 +14,7 @@ from app.gui.theme import Theme
 from app.gui.widgets.basics import clear, framed, holding, label, row, stack
 
 _MARGIN = 16
-_BUBBLE_FRACTION = 0.85  # of the width, as in the chat
+_BUBBLE_FRACTION = 0.85  # fraction of the width, as in the chat
 _END = 4  # pixels from the end that still count as the end
 
 

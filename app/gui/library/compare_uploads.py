@@ -84,7 +84,7 @@ class CompareUploads(QFrame):
             self.compared.emit(comparison)
 
     def show_result(self, comparison: UploadComparison) -> None:
-        """List the uploads, and say what is known."""
+        """List the uploads with the known facts."""
         clear(self._rows)
         least = min((loss.kld for loss in comparison.uploads if loss.kld), default=0.0)
         for loss in comparison.uploads:
@@ -105,14 +105,14 @@ class CompareUploads(QFrame):
         self._rows.addWidget(label(f"{basis} {sizes}", "small", wrap=True))
 
     def _row(self, loss: UploadLoss, least: float) -> QHBoxLayout:
-        """A file: its name, what is known of it, its loss as a multiple of the least, and its download."""
+        """A file's row: name, known facts, loss as a multiple of the lowest one, and download."""
         facts = [formatted.size(loss.size_bytes)]
         if loss.bits_per_weight:
             facts.append(_tr("{n} bits per weight").format(n=formatted.decimal(loss.bits_per_weight, 2)))
         facts.append(loss_words(loss))
         head = Flow(spacing=8)
         head.add(label(loss.label if loss.repo == self._repo else loss.name, "strong", wrap=True))
-        if loss.kld and least:  # the factor of the model is the same for all, so this is the surest figure
+        if loss.kld and least:  # all files share the model's factor, so this ratio is the most reliable figure
             times = loss.kld / least
             words = _tr("{n} times the least loss") if times > 1 else _tr("Least loss")
             chip = label(words.format(n=formatted.decimal(times, 0 if times >= _WHOLE else 1)), "chip")

@@ -125,7 +125,7 @@ class LinkedFoldersDialog(QDialog):
 
 
 def _line(path: str, facts: str, action: QPushButton) -> QWidget:
-    """A folder with what is known of it, and its button."""
+    """A folder's row: its known facts and its button."""
     action.setAutoDefault(False)
     holder = QWidget()
     line = row(stack(ElidedLabel(path), label(facts, "small"), spacing=0), action, spacing=12)

@@ -58,7 +58,7 @@ from engine.core.paths import user_paths
 # Interval for detecting files or drives that reappear while the page is visible.
 _REFRESH_MS = 2000
 _NAMED = 3  # files that a message names
-_MOST_CARDS = 100  # that are built at once: five hundred take seconds and gigabytes; the filter finds the others
+_MOST_CARDS = 100  # cards built at most: five hundred take seconds and gigabytes; the filter finds the others
 
 
 class LibraryPage(Page):
@@ -178,7 +178,7 @@ class LibraryPage(Page):
         self._services.ask(self.banner, lambda: self._services.api.pull(request), self._jobs.started)
 
     def show_original(self, repo: str) -> None:
-        """Show what the hub has of a repository, or the recommended models if `repo` is ""."""
+        """Show a repository of the hub, or the recommended models if `repo` is ""."""
         self.tabs.setCurrentIndex(1)
         if repo and not self._is_offline():
             self.hub.open(repo)
@@ -187,7 +187,7 @@ class LibraryPage(Page):
         """Start a job that downloads an original and makes it fit."""
         if self._is_offline():
             return
-        self.verticalScrollBar().setValue(0)  # where the job is shown
+        self.verticalScrollBar().setValue(0)  # scroll to the job's card
         self._services.ask(self.banner, lambda: self._services.api.quantize(options), self._jobs.started)
 
     def add(self, path: str, *, link: bool) -> None:

@@ -43,7 +43,7 @@ def want_words(proposal: Proposal) -> str:
 
 
 def size_of(proposal: Proposal) -> int:
-    """Bytes to download: as on the hub if that was asked for, else expected."""
+    """Bytes to download: the hub's figure if it was requested, else the expected one."""
     return proposal.download_bytes or proposal.expected_bytes
 
 

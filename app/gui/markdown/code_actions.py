@@ -18,7 +18,7 @@ from app.gui.widgets.basics import button, label, row, stack
 from devices.atomic_file import write_atomically
 from devices.child_command import child_command
 
-_TIME_MS = 60_000  # to start the child process on a busy computer, and to draw
+_TIME_MS = 60_000  # enough to start the child process on a busy computer and to draw
 _SHOWN = (640, 440)  # pixels of a picture
 _SVG = re.compile(r"(?:\s*<\?xml[^>]*>)?\s*<svg[\s>]", re.IGNORECASE)
 _PAGE = re.compile(r"\s*(?:<!doctype html|<html[\s>])", re.IGNORECASE)

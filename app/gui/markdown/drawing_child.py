@@ -19,7 +19,7 @@ _DRAWN = re.compile(
 _FROM_OUTSIDE = re.compile(r"@|\\|url\s*+\(\s*+['\"]?+\s*+(?!#)", re.IGNORECASE)
 _LARGEST = 2_000_000  # characters
 _SIDE = 1200  # pixels of the longer side
-_MEMORY_BYTES = 2 << 30  # with the fonts and libraries of Qt
+_MEMORY_BYTES = 2 << 30  # includes the fonts and libraries of Qt
 
 
 def harmless(text: str) -> bytes:

@@ -8,13 +8,13 @@ from app.gui.theme import Theme
 CODE = QTextFormat.Property.UserProperty + 1
 QUOTE = QTextFormat.Property.UserProperty + 2
 TABLE = QTextFormat.Property.UserProperty + 3  # a table as Markdown, for the clipboard
-CELLS = QTextFormat.Property.UserProperty + 4  # the same as tab-separated values
+CELLS = QTextFormat.Property.UserProperty + 4  # a table as tab-separated values
 # Heading sizes relative to the body text. Measured by eye at 100 % and 200 %: visible but not too large.
 _HEADINGS = {1: 1.4, 2: 1.22, 3: 1.1}
 _FORMULA = 1.15  # STIX letters are smaller than Inter letters of the same size
 CODE_HEADER_UNITS = 4
 CODE_PADDING_UNITS = 1.5
-INDENT_UNITS = 3  # of a list
+INDENT_UNITS = 3  # indentation of a list
 
 
 class Formats:

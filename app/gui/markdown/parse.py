@@ -113,7 +113,7 @@ _RULES = {"left": ":--", "right": "--:", "center": ":-:"}
 _FORMULA = re.compile(r"[=+@-]")
 _NUMBER = re.compile(r"[+-]?[\d.,\s%]*")
 _TASKS = {"[ ] ": "\u25a1", "[x] ": "\u2713"}  # signs that the bundled fonts have
-References = dict[str, dict[str, Any]]  # by label, in markdown-it's format
+References = dict[str, dict[str, Any]]  # keyed by label, in markdown-it's format
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class MarkdownView(QTextBrowser):
         super().__init__(parent)
         self._theme = theme
         self._buttons: list[tuple[QToolButton, QToolButton]] = []  # copy and more, by code block
-        self._unwrapped: dict[int, code_actions.UnwrappedCode] = {}  # by number of the code block
+        self._unwrapped: dict[int, code_actions.UnwrappedCode] = {}  # keyed by the number of the code block
         self.setProperty("kind", "message")
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -280,7 +280,7 @@ class MarkdownView(QTextBrowser):
         first = self._document.documentLayout().blockBoundingRect(self._document.findBlockByNumber(code.first))
         box = self._code_box(code)
         inset = 1.5 * self._theme.tokens.unit
-        box.adjust(inset, 0, -1, -1)  # up to the frame: the lines behind are longer than the view
+        box.adjust(inset, 0, -1, -1)  # up to the frame: it hides the longer lines behind it
         box.setTop(first.top())
         return box.toRect()
 
@@ -379,7 +379,7 @@ class MarkdownView(QTextBrowser):
         self._table_button.show()
         self._table_button.raise_()
 
-    _pointed = QPoint()  # where the pointer was in the table whose button is shown
+    _pointed = QPoint()  # last position of the pointer in the table whose button is shown
 
     def _on_table_button(self) -> None:
         button = self._table_button

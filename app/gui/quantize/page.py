@@ -119,7 +119,7 @@ class FitPage(Page):
         self._ours: dict[int, float] = {}  # drawn points: file bytes to loss
         self._current: dict[int, float] = {}  # the drawn points that use the latest measurements
         self._stock: tuple[PresetPlan, ...] = ()
-        self._measured: dict[int, float] = {}  # of this model: file bytes to measured loss
+        self._measured: dict[int, float] = {}  # measured loss of this model by file size in bytes
         self.banner = Banner(services.theme, self)
         self._foreign = ForeignFamily(services, jobs, self.banner, self)
         self._foreign.converted.connect(self.choose)
@@ -354,7 +354,7 @@ class FitPage(Page):
             self.chips.add(chip)
 
     def _measured_loss(self, file_bytes: int) -> float | None:
-        """The measured loss of a file of this size, if one was made of this model since it was chosen."""
+        """The measured loss of a file of this size, if one was created from this model since it was chosen."""
         near = [size for size in self._measured if abs(size - file_bytes) <= _SAME_SIZE * file_bytes]
         return self._measured[near[-1]] if near else None
 

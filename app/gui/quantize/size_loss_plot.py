@@ -32,7 +32,7 @@ class FrontierPlot(Chart):
         self.addItem(self._stock)
         self._here = pyqtgraph.InfiniteLine(angle=90, movable=False)
         self.addItem(self._here)
-        self._leaders = pyqtgraph.PlotCurveItem(connect="pairs")  # from names to their points
+        self._leaders = pyqtgraph.PlotCurveItem(connect="pairs")  # lines from names to their points
         self.addItem(self._leaders)
         self._labels: list[pyqtgraph.TextItem] = []
         self._points: list[tuple[float, float]] = []

@@ -303,7 +303,7 @@ class OtherComputersPage(Page):
 
 
 class LogPage(Page):
-    """What the server writes, as high as the window."""
+    """The server's log, as high as the window."""
 
     def __init__(self, services: AppContext) -> None:
         super().__init__(

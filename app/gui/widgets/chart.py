@@ -19,7 +19,7 @@ from app.gui.widgets.flow import Flow
 from app.gui.widgets.swatch import shape_painter
 
 _DECIMALS_BELOW = 100
-_KEY_WIDTH, _KEY_HEIGHT = 20, 12  # of a line in the legend
+_KEY_WIDTH, _KEY_HEIGHT = 20, 12  # size of a line in the legend
 _SIGN = 8  # size of a point's symbol in the legend
 _NEAR = 24  # maximum distance in pixels from a point for its tooltip
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from app.tools.consent import ConsentRequest
 
 _REACH, _DROP = 18, 6  # pixels around the popup, and its downward offset
-_STRENGTH = 22  # of 255, summed over all layers
+_STRENGTH = 22  # opacity out of 255, summed over all layers
 
 
 class Shadow(QWidget):
@@ -72,7 +72,7 @@ class Shadow(QWidget):
             )
 
 
-_RADIUS = 8  # of a combo box list; same as in the token file
+_RADIUS = 8  # corner radius of a combo box list, as in the token file
 
 
 class Menu(QMenu):

@@ -15,7 +15,7 @@ from app.gui.widgets.basics import label, row, stack
 from app.gui.widgets.chart import Chart, value_words
 
 HISTORY_S = 180
-_HEIGHT = 88  # of the curve; the axis labels have separate space
+_HEIGHT = 88  # height of the curve; the axis labels have separate space
 _AXIS, _GAP = 40, 4
 _MINUTES = 2  # minutes ago at the axis label
 _HEADROOM = 1.1  # above the highest point

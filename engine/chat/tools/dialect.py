@@ -30,7 +30,7 @@ class NamedCalls(msgspec.Struct, frozen=True):
 
     The header is everything from `start` to the first brace; `header` finds the group `name` in it. `ends`
     are dropped after the arguments. `quote`: the string delimiter if it is not a quotation mark.
-    `strict`: a name that is no tool of the request means that this was text. `spelling` is the header as the
+    `strict`: a name that is not a tool of the request means that this was text. `spelling` is the header as the
     family writes it, for grammars; `{id}` and `{index}` stand for values that the model generates.
     """
 

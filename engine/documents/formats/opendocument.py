@@ -99,7 +99,7 @@ def _pieces(element: Any, apart: list[Any]) -> Iterator[str]:
             yield " " if kind == "tab" else "\n"
         elif kind in _APART:
             apart.append(child)
-        elif kind in _PARAGRAPHS:  # of a list or shape inside it
+        elif kind in _PARAGRAPHS:  # paragraph of a list or shape inside it
             yield from (" ", *_pieces(child, apart), " ")
         elif kind and kind not in _LEFT_OUT:
             yield from _pieces(child, apart)

@@ -189,7 +189,7 @@ def read_image(pixels: Any) -> tuple[Block, ...]:
     if blocks and (sideways or _sureness(blocks) < _SURE):
         turns = (1, 3) if sideways else (2,)
         turned = [_read(np.ascontiguousarray(np.rot90(pixels, count))) for count in turns]
-        # The package reads single lines sideways too: only their order says that the page lies on its side.
+        # The package reads single lines sideways too: only their order shows that the page is on its side.
         best = max(turned, key=_sureness)
         if _sureness(best) + (_AS_SURE if sideways else 0) > _sureness(blocks):
             blocks = best

@@ -409,14 +409,14 @@ def longest(candidate: Candidate) -> int:
 
 
 def compare_settings(candidate: Candidate) -> LoadSettings:
-    """Load settings of a measurement on that place."""
+    """Load settings of a measurement in that place."""
     return bench_settings(candidate.settings, (longest(candidate),), (1,), ANSWER)
 
 
 async def measure_place(
     candidate: Candidate, limit_s: float, step: Callable[[Reason], None], check: Callable[[], None]
 ) -> MeasuredSpeed:
-    """Speeds of the model on one place, in about `limit_s` seconds. `check` raises to stop, ten times a second.
+    """Speeds of the model in one place, in about `limit_s` seconds. `check` raises to stop, ten times a second.
 
     Raises: BadModelFile, RunnerDied, and what `check` raises.
     """

@@ -29,10 +29,10 @@ from quantize.job.gate_run import Answered
 from quantize.measurements import CancelCheck, OnProgress, Progress
 
 _LEAST_CONTEXT: Final = 1024
-_CHARS_A_TOKEN: Final = 2.5  # for the densest text in a task
+_CHARS_A_TOKEN: Final = 2.5  # characters per token of the densest text in a task
 _TEMPLATE_TOKENS: Final = 256  # tokens that a template adds to a case
 _OWNER: Final = "asking a task"
-_MOST_FILES: Final = 100  # with cached responses; those of 500 cases take some 500 kB
+_MOST_FILES: Final = 100  # maximum number of files with cached responses; those of 500 cases take about 500 kB
 
 
 class GateService(msgspec.Struct, frozen=True):

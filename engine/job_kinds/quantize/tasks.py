@@ -24,7 +24,7 @@ _MOST_BYTES: Final = 4 << 20
 _MOST_CHARS: Final = 32_000
 _MOST_REGEX_CHARS: Final = 500
 _USUAL_TOKENS: Final = 256
-_CHARS_A_TOKEN: Final = 4  # for a forecast
+_CHARS_A_TOKEN: Final = 4  # characters per token, for a forecast
 # Limits for a regex search: endless backtracking is the file's fault, not the response's.
 _SEARCH_S: Final = 2.0
 _SEARCH_BYTES: Final = 256 << 20

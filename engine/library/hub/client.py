@@ -46,7 +46,7 @@ _SHA1: Final = re.compile(r"[0-9a-f]{40}")
 # Limits of a response. A listing of 100,000 files takes 33 MB.
 _MAX_ANSWER_BYTES: Final = 64 << 20
 _MAX_OBJECTS, _MAX_VALUES = 500_000, 2_000_000
-_MAX_PAGE_BYTES: Final = 1 << 20  # of an error or a redirect; the rest is not read
+_MAX_PAGE_BYTES: Final = 1 << 20  # maximum bytes read of an error or a redirect
 # A slower response is aborted after some time: one byte every nine seconds could otherwise take years.
 _LEAST_BYTES_PER_S: Final = 4096
 _SLOW_AFTER_S: Final = 30.0

@@ -106,7 +106,7 @@ def marks(depth: int) -> frozenset[int]:
 
 
 def compared(settings: LoadSettings, depth: int) -> dict[str, object]:
-    """What was compared, and the first text that differs. Raises: KernelsMissing, LoadFailed, ValueError."""
+    """The comparisons made, and the first text that differs. Raises: KernelsMissing, LoadFailed, ValueError."""
     cells = padded(depth + SINGLE + TOGETHER + 1)
     plain = reference_settings(settings)
     small: dict[str, object] = {"n_ctx": cells, "kv_cells": 0, "n_parallel": 1, "max_rollback": 0}

@@ -46,7 +46,7 @@ class PrefillEstimate:
         return (total - done) * (later_s + more_s * (total - middle[0]) / 2)
 
 
-@dataclass(eq=False)  # as its parent
+@dataclass(eq=False)  # same equality as the parent class
 class LlamaSequence(Sequence):
     """One generation in llama.cpp's cache.
 

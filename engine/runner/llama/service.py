@@ -262,7 +262,10 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         return self._inbox.get()
 
     def _persist_prefixes(self, scheduler: Scheduler) -> None:
-        """Store what was computed, also of requests that still run. The server waits while bytes are written."""
+        """Store computed prefixes, including those of running requests.
+
+        The server waits while bytes are written.
+        """
 
         def report(written_bytes: int, left_bytes: int, problem: str) -> None:
             saving = protocol.Saving(written_bytes=written_bytes, left_bytes=left_bytes, problem=problem)

@@ -39,7 +39,7 @@ class ProviderChoice(msgspec.Struct, frozen=True):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """Number of a graph's operators that a provider took; `left` are the types of the others."""
+    """Number of a graph's operators that a provider accepted; `left` are the types of the others."""
 
     provider: str
     placed: int
@@ -52,7 +52,7 @@ class Share(msgspec.Struct, frozen=True):
         return f"{self.provider}: {self.placed} of {self.total} operators{remaining}"
 
     def refusal(self) -> str:
-        """Return why a model is not loaded if the provider does not take all of it."""
+        """Return why a model is not loaded if the provider does not accept all of it."""
         return (
             f"{self.provider} takes {self.placed} of this model's {self.total} operators; the others "
             f"({', '.join(self.left[:6])}) would run on the CPU. Choose the CPU, allow that "

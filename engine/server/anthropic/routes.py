@@ -308,7 +308,7 @@ class BlockStream:
             block = {"type": kind, field: ""}
             if kind == "thinking":
                 block["signature"] = ""
-            if self.blocks:  # the paragraph is a block of its own
+            if self.blocks:  # the new paragraph is a separate block
                 text = text.lstrip()
             out = self._close() + self._open(kind, block, dict(block))
         self.blocks[-1][field] += text

@@ -53,7 +53,7 @@ def questions_of(query: "ChatQuery") -> tuple[str, ...]:
 
 
 # Separators of the two subjects of a question. A part without content words, or one that points back ("and what
-# does it do?"), is no question by itself.
+# does it do?"), is not a question by itself.
 _JOINT: Final = re.compile(
     r"[;?]\s+|[,;]?\s+(?:and|or|und|oder|et|ou|y|o|versus|vs\.?|than|als|(?:as )?compared (?:with|to))\s+",
     re.IGNORECASE,

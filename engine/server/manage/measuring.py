@@ -98,7 +98,7 @@ async def compare(request: Request, body: CompareRequest) -> Job:
 
 @router.post("/quantize/quick-test", status_code=202)
 async def quick_test(request: Request, body: QuickTestRequest) -> Job:
-    """Start measuring what rounding all of a model's weights to 4 bits loses; plans of it then use the result.
+    """Start measuring what rounding all of a model's weights to 4 bits loses; later plans use the result.
 
     Takes seconds for small models and about a minute per 8 billion parameters; the model is read once.
     """

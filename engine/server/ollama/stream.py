@@ -34,7 +34,7 @@ class Lines:
         self._call_id = ""
         self._name = ""
         self._arguments = ""
-        self._logprobs: list[TokenLogprob] = []  # of text that has not been sent yet
+        self._logprobs: list[TokenLogprob] = []  # log probabilities of unsent text
         self._all_logprobs: list[TokenLogprob] = []
         self.context: list[int] = []
         self.text = ""

@@ -89,7 +89,7 @@ class Files:
 
     def add(self, filename: str, purpose: str, raw: bytes) -> StoredFile:
         """Store a file. Raises: OSError; FilesFull: too many files, or too many bytes."""
-        self._require_capacity(len(raw))  # before it is written; other uploads may be faster, so once more below
+        self._require_capacity(len(raw))  # before writing; checked again below, as other uploads may finish first
         name = filename.replace("\\", "/").rsplit("/", 1)[-1] or "file"
         file = StoredFile(
             id=f"file-{secrets.token_hex(12)}",

@@ -58,7 +58,7 @@ class ResponseStore:
 
     def __init__(self) -> None:
         self._stored: OrderedDict[str, Stored] = OrderedDict()
-        # by id, with the responses that contain it
+        # items by id, each with the responses that contain it
         self._items: dict[str, tuple[dict[str, Any], list[Stored]]] = {}
         self._bytes = 0
 

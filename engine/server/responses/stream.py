@@ -46,7 +46,7 @@ class ItemStream:
         self._arguments = self._call_id = self._call_name = ""
         self._calls: list[ToolCall] = []
         self._passages: FoundPassages | None = None
-        self._logprobs: list[dict[str, Any]] = []  # of text that has not been sent yet
+        self._logprobs: list[dict[str, Any]] = []  # log probabilities of unsent text
 
     def begin(self) -> bytes:
         """The first two events."""
@@ -130,7 +130,7 @@ class ItemStream:
         out = b""
         if self._kind != kind:
             out = self._close()
-            if self.output:  # the paragraph is an item of its own
+            if self.output:  # the new paragraph is a separate item
                 text = text.lstrip()
             out += self._open_text(kind, part)
         self._item["content"][0]["text"] += text

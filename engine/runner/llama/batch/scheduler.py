@@ -496,12 +496,12 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             if self._kv.make_room(max(self._batch.size, free + 1)):
                 return
             if len(self._running) > 1:
-                self._set_aside(self._running[-1])  # its computed part goes to the store until it runs again
-                self._crowded = True  # otherwise it would return at once, before the others can use its cells
+                self._set_aside(self._running[-1])  # the store holds its computed part until it runs again
+                self._crowded = True  # otherwise it would be admitted again at once, before others use its cells
                 self._kv.make_room(self._batch.size)
                 return
             self._fail(self._running[0], "cache_full", "The KV cache is too small for this request.", out)
-        elif code == ABORTED:  # by a cancellation: computed tokens stay
+        elif code == ABORTED:  # aborted by a cancellation: computed tokens stay
             for sequence in self._running:
                 assert sequence.cache is not None
                 if sequence.shifted:  # its positions do not match its tokens

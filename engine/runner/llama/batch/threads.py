@@ -2,8 +2,8 @@
 
 The threads of a step synchronize at hundreds of barriers. If another program takes one core, all threads wait for
 it, and fewer threads are faster. The governor detects that steps get less CPU time than their threads could use,
-tries fewer, and returns to more when the machine is idle again. The duration of a step is no indicator: it grows
-with the batch and the length of the text. This module only calculates: the caller measures and sets.
+tries fewer, and returns to more when the machine is idle again. The duration of a step is not an indicator: it
+grows with the batch and the length of the text. This module only calculates: the caller measures and sets.
 """
 
 from dataclasses import dataclass, field

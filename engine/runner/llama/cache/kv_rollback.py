@@ -9,7 +9,7 @@ from engine.runner.llama.native.model import LoadedModel
 
 
 class KvRollback:
-    """Finds the lengths to which the state of a sequence can be rolled back, and does it."""
+    """Finds the lengths to which the state of a sequence can be rolled back, and rolls it back."""
 
     def __init__(self, loaded: LoadedModel, cells: Cells) -> None:
         self._api = loaded.api
@@ -75,7 +75,7 @@ class KvRollback:
         return True
 
     def computed(self, sequence: CachedSequence, num_tokens: int, *, alone: bool) -> None:
-        """Record that a step has added `num_tokens` to the sequence; `alone`: and nothing to any other.
+        """Record that a step has added `num_tokens` to the sequence; `alone`: to no other sequence.
 
         If states are rolled back by copies, llama.cpp drops these copies when it moves a state to another place. It
         does so for other sequences of the same step.
@@ -101,7 +101,7 @@ class KvRollback:
 
     def after_abort(self, sequence: CachedSequence, tokens: list[int]) -> bool:
         """Keep the computed part of an aborted decode of `tokens`; False: that part is unknown."""
-        if not self._keeps_partial:  # some layers' states are further than others'
+        if not self._keeps_partial:  # the layers' states may have different lengths
             saved = self._last_checkpoint(sequence, len(sequence.tokens))
             return saved is not None and self._restore_checkpoint(sequence, saved)
         reached = int(self._api.llama_memory_seq_pos_max(self._loaded.memory, sequence.seq_id))

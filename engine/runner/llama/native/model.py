@@ -479,7 +479,7 @@ _ANONYMOUS: Final = re.compile(r"^RssAnon:\s+(\d+) kB", re.MULTILINE | re.ASCII)
 
 
 class Copies:
-    """Finds the files that a load maps, and whether it copied their weights. Make it before the load (Linux)."""
+    """Finds the files that a load maps, and whether it copied their weights. Create it before the load (Linux)."""
 
     def __init__(self) -> None:
         self._mapped, self._anonymous = _mapped_files(), _anonymous_bytes()

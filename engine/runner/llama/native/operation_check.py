@@ -212,7 +212,7 @@ class OperationCheck:
                 return pointer
 
             sources = [copy(node.src[i].contents) if node.src[i] else None for i in range(MAX_SRC)]
-            result = copy(node)  # of a view, the unwritten part stays
+            result = copy(node)  # the unwritten part of a view stays unchanged
             twin, data = result.contents, keep[-1]
             twin.op = node.op
             for i in range(OP_PARAMS):

@@ -30,7 +30,7 @@ from engine.runner.protocol import LoadSettings, RowsRecorded, RowVerdict, Sampl
 LONGEST: Final = 8192
 # Rows of one answer are compared for the price of its longest text; each takes 2 KB here.
 ROWS: Final = 8
-# Answers whose rows wait for the next pause of the runner.
+# Maximum number of answers whose rows wait for the next pause of the runner.
 ANSWERS: Final = 4
 # Choose their rotary factors by the size of the context, which is smaller on the CPU. Source: llama-model.cpp,
 # get_rope_factors, rope_long.
@@ -61,7 +61,7 @@ class RowRecorder:
         self._spent_s = 0.0
 
     def see(self, sequence: Answer, row: Any, batch: Batch) -> None:
-        """Count a row of logits (n_vocab,), and record it if it is its turn. Call it before the row is changed."""
+        """Count a row of logits (n_vocab,), and record it if it is due. Call it before the row is changed."""
         if not self._every:
             return
         self._left -= 1

@@ -90,7 +90,7 @@ def resampled(samples: Samples, rate: int) -> Samples:
     if rate == RATE or not len(samples):
         return samples
     whole = math.gcd(rate, RATE)
-    unit = rate // whole  # blocks of this many samples have whole numbers on both sides
+    unit = rate // whole  # blocks of this length have an integer number of samples at both rates
     block = max(1, _BLOCK_S * rate // unit) * unit
     margin = max(1, _MARGIN_S * rate // unit) * unit
     out = []

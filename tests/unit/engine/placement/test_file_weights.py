@@ -1,4 +1,4 @@
-"""When the processor reads weights as the file has them, and that the dispatch card says so."""
+"""When the processor reads weights as the file has them, and that the placement card says so."""
 
 import pytest
 from msgspec.structs import replace

@@ -1,4 +1,4 @@
-"""What our own kernels compute, what that costs, and that the dispatch card says so."""
+"""What our own kernels compute, what that costs, and that the placement card says so."""
 
 from pathlib import Path
 
