@@ -233,7 +233,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "models.compare_answers",
         True,
-        "Compare answers with the processor",
+        "Compare answers with the CPU",
         "While nothing runs, for at most 0.5 % of the computing time. A wrong device is no longer used.",
         "Models",
         restart=True,

@@ -98,7 +98,7 @@ def read_chips(content: bytes) -> Chips:
     if twice:
         raise ValueError(f"these ids are there twice: {', '.join(twice)}")
     if not chips.cpus or chips.cpus[-1].match:
-        raise ValueError("the last processor has to match every name")
+        raise ValueError("the last CPU has to match every name")
     for row in chips.cpus:
         re.compile(row.match)
     for gpu in chips.gpus:

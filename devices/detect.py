@@ -101,7 +101,7 @@ def _cpu_device(cpu: Cpu, ram: SystemMemory) -> Device:
         id="cpu",
         kind="cpu",
         vendor=cpu.vendor or "unknown",
-        name=cpu.name or "unknown processor",
+        name=cpu.name or "unknown CPU",
         state="present",
         memory=Memory(
             physical_bytes=ram.installed_bytes or ram.total_bytes,
@@ -116,7 +116,7 @@ def _cpu_device(cpu: Cpu, ram: SystemMemory) -> Device:
         cores=cpu.cores,
         cache_bytes=cpu.caches,
         reason=types.NOT_TRIED,
-        fix_hint="Run `tessera doctor` to try the processor's kernels.",
+        fix_hint="Run `tessera doctor` to try the CPU's kernels.",
         evidence=cpu.evidence,
     )
 

@@ -103,7 +103,7 @@ def _meters(machine: Machine) -> list[Finding]:
     locked = [m for m in machine.meters if not m.readable and m.name.startswith("rapl")]
     if not locked:
         return []
-    title = "The processor counts its energy, but this user may not read it"
+    title = "The CPU counts its energy, but this user may not read it"
     detail = (
         "Without it, Tessera cannot report energy or enforce a limit in watts. It is locked against side channels."
     )
@@ -127,8 +127,8 @@ def _kernels(machine: Machine) -> list[Finding]:
             Finding(
                 "slow_kernels",
                 "warning",
-                f"The CPU kernels do not use this processor's {marks.upper()}",
-                f"{cpu.library} was built for an older processor; {best} would suit this one.",
+                f"The CPU kernels do not use this CPU's {marks.upper()}",
+                f"{cpu.library} was built for an older CPU; {best} would suit this one.",
                 install_hints.rebuild(machine.system),
                 "cpu",
             )
@@ -175,7 +175,7 @@ def _carve_outs(machine: Machine) -> list[Finding]:
         elif machine.system == "windows" and dedicated > total * LARGE_CARVE_OUT:
             title = f"{_gib(dedicated)} of {_gib(total)} are set aside for the GPU"
             detail = (
-                f"The processor cannot read them: models that run on it have {_gib(visible)}, and the GPU may use "
+                f"The CPU cannot read them: models that run on it have {_gib(visible)}, and the GPU may use "
                 "half of that as well."
             )
             fix = "nothing, if your models run on the GPU; else set less aside in the BIOS"
@@ -216,7 +216,7 @@ def _openvino(machine: Machine) -> list[Finding]:
         names = [r.device_name for r in device.runtimes if r.backend == BACKEND and device.kind != "cpu"]
         if names:
             title = f"{names[0]} can run models on {device.name}; not tried on this hardware by this project"
-            detail = "Each model computes two short texts there and on the processor before its first answer."
+            detail = "Each model computes two short texts there and on the CPU before its first answer."
             findings.append(Finding("openvino_untried", "advice", title, detail, "", device.id))
     return findings
 

@@ -47,7 +47,7 @@ def gpu_lines(machine: Machine) -> tuple[str, ...]:
         return tuple(_line(device) for device in gpus)
     if machine.environment == "container":
         return (f"GPU: none is visible in this container. {_IN_CONTAINER}",)
-    return ("GPU: none found; models run on the processor.",)
+    return ("GPU: none found; models run on the CPU.",)
 
 
 def _line(device: Device) -> str:
@@ -147,7 +147,7 @@ _VERSION_COMMANDS: Final[dict[Family, tuple[str, ...]]] = {
     "debian": ("dpkg-query", "-W", "-f", "${Version}", "mesa-vulkan-drivers"),
     "fedora": ("rpm", "-q", "--qf", "%{VERSION}", "mesa-vulkan-drivers"),
 }
-# Of the package with the firmware of AMD's GPUs; distributions of a family have one or the other.
+# Commands that print the version of AMD's GPU firmware package; each distribution has one of these packages.
 _FIRMWARE_COMMANDS: Final[dict[Family, tuple[str, ...]]] = {
     "debian": ("dpkg-query", "-W", "-f", "${Version} ", "firmware-amd-graphics", "linux-firmware"),
     "fedora": ("rpm", "-q", "--qf", "%{VERSION} ", "amd-gpu-firmware", "linux-firmware"),

@@ -28,7 +28,7 @@ _SYSTEMS: "Final[tuple[tuple[System, str], ...]]" = (("linux", "Linux"), ("windo
 _BACKENDS: Final = (
     ("vulkan", "Vulkan (AMD, Intel, NVIDIA)"), ("cuda", "CUDA (NVIDIA)"), ("rocm", "ROCm (AMD)"),
     ("sycl", "SYCL (Intel)"), ("opencl", "OpenCL (Qualcomm)"), ("openvino", "OpenVINO (Intel)"), ("metal", "Metal"),
-    ("cpu", "Processor"),
+    ("cpu", "CPU"),
 )  # fmt: skip
 
 

@@ -205,7 +205,9 @@ def row_bytes(num_values: int, ggml_type: GgmlType) -> int:
     """
     block, size = BLOCK_SIZES[ggml_type]
     if num_values % block:
-        raise ValueError(f"a row of {num_values} values is no multiple of the block of {block} of {ggml_type.name}")
+        raise ValueError(
+            f"a row of {num_values} values is not a multiple of the block of {block} of {ggml_type.name}"
+        )
     return num_values // block * size
 
 

@@ -246,7 +246,7 @@ class Conversation:
             raise InputRefused("Where? /save FILE")
         path = _path(argument)
         if path.exists() and _saved(path) is None:
-            raise InputRefused(f"{path} is no saved conversation; it is not overwritten.")
+            raise InputRefused(f"{path} is not a saved conversation; it is not overwritten.")
         saved = Saved(
             tessera_chat=1,
             model=self._model,
@@ -266,7 +266,7 @@ class Conversation:
             raise InputRefused(f"There is no file {path}." if argument else "Which one? /load FILE")
         saved = _saved(path)
         if saved is None:
-            raise InputRefused(f"{path} is no conversation that /save wrote.")
+            raise InputRefused(f"{path} is not a conversation that /save wrote.")
         self._system, self._messages = saved.system, saved.messages
         for name, value in saved.options.items():
             if name in OPTIONS:

@@ -109,7 +109,7 @@ def with_converter(client: "Client", work: Callable[[], T], *, ask: bool) -> T:
 def _cost(state: "ConverterState") -> str:
     minutes = max(1, round(state.seconds / 60))
     return (
-        f"Getting it downloads about {size(state.download_bytes)} (torch for the processor, transformers), takes "
+        f"Getting it downloads about {size(state.download_bytes)} (torch for the CPU, transformers), takes "
         f"about {minutes} min over a fast line and {size(state.disk_bytes)} of disk. "
         "`tessera models converter remove` removes it."
     )

@@ -41,7 +41,7 @@ def add_program(name: str, program: Path, arguments: tuple[str, ...]) -> None:
     """
     with _refusals(str(program)):
         version, devices = _services().add_program(name, program, arguments)
-    seen = f"devices: {', '.join(devices)}" if devices else "it sees no device but the processor"
+    seen = f"devices: {', '.join(devices)}" if devices else "it sees no device but the CPU"
     echo(f"{name}: llama-server {shown_text(version)}, {shown_text(seen)}.")
     echo(f"Nothing uses it yet: tessera engine use {name} --model MODEL")
 

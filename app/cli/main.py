@@ -44,7 +44,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "mcp": ("app.cli.mcp", "Let other programs search and read collections (an MCP server)."),
     "fit": ("app.cli.fit", "Show the memory a model needs here, before it is loaded or downloaded."),
     "doctor": ("app.cli.doctor", "Find problems that keep models from running well here, and how to fix them."),
-    "devices": ("app.cli.devices", "Show processors, GPUs, NPUs, memory and usable backends."),
+    "devices": ("app.cli.devices", "Show CPUs, GPUs, NPUs, memory and usable backends."),
     "engine": ("app.cli.engine", "Install, check and roll back versions of llama.cpp."),
     "kernels": ("app.cli.kernels", "Install, check and roll back GPU backends (kernel packs)."),
     "verify-device": ("app.cli.verify_device", "Compare the results of GPUs and NPUs with the CPU's."),

@@ -198,7 +198,7 @@ def alias_command(alias: str | None, model: str | None, remove: bool, as_json: b
     with this_computers_server() as client:
         if model is None:
             client.remove_alias(alias)
-            _print_result(as_json, {"alias": alias, "removed": True}, f"{alias} is no alias any more.")
+            _print_result(as_json, {"alias": alias, "removed": True}, f"{alias} is no longer an alias.")
             return
         entry = client.set_alias(alias, model)
     _print_result(as_json, {"alias": entry.alias, "model": entry.model}, f"{entry.alias} means {entry.model}.")

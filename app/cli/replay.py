@@ -32,11 +32,11 @@ def command(file: Path, *, explain: bool, model: str, old_model: str, as_json: b
     from engine.api.receipts import Receipt, ReplayRequest
 
     if file.stat().st_size > MOST_BYTES:
-        raise InputRefused(f"{file} has {file.stat().st_size} bytes: it is no receipt.")
+        raise InputRefused(f"{file} has {file.stat().st_size} bytes: it is not a receipt.")
     try:
         receipt = msgspec.json.decode(file.read_bytes(), type=Receipt)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputRefused(f"{file} is no receipt: {error}.") from None
+        raise InputRefused(f"{file} is not a receipt: {error}.") from None
     request = ReplayRequest(receipt=receipt, explain=explain, model=model, old_model=old_model)
     with connected() as client:
         replay = client.replay(request)

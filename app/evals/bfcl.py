@@ -112,7 +112,7 @@ def _problem(
         return f"{name}: {missing[0]} is missing"
     for key, value in arguments.items():
         if key not in accepted:
-            return f"{name}: {key} is no parameter"
+            return f"{name}: {key} is not a parameter"
         if not any(_same(value, allowed) for allowed in accepted[key]):
             return f"{name}: {key} is {str(value)[:60]!r}"
     left_out = [key for key, values in accepted.items() if key not in arguments and "" not in values]

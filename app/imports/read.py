@@ -99,7 +99,7 @@ def chats_of(document: Any) -> list[Chat]:
         return [_open_webui(row) for row in rows]
     if rows and all(_is_lm_studio(row) for row in rows):
         return [_lm_studio(row) for row in rows]
-    raise ImportFailed("it is no export of Tessera, ChatGPT, Claude, LM Studio, Open WebUI or Jan")
+    raise ImportFailed("it is not an export of Tessera, ChatGPT, Claude, LM Studio, Open WebUI or Jan")
 
 
 def jan(lines: str, thread: Any) -> Chat:

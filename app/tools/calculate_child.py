@@ -204,7 +204,7 @@ class _Walker:
         for table in (self.names, _CONSTANTS, UNITS):
             if name in table:
                 return table[name]
-        raise Refused(f"{name!r} is no unit, function or name that was set")
+        raise Refused(f"{name!r} is not a unit, function or name that was set")
 
 
 def _power(base: Any, power: Any) -> Any:

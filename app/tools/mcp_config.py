@@ -58,7 +58,7 @@ class BadMcpConfig(InputFault):
     code = "bad_mcp_config"
 
     def __init__(self, source: object, reason: str) -> None:
-        super().__init__(f"{source} is no usable configuration of MCP servers: {reason}")
+        super().__init__(f"{source} is not a usable configuration of MCP servers: {reason}")
         self.path = source
         self.reason = reason
 
@@ -87,7 +87,7 @@ def parse_servers(text: str, source: object = "The text") -> list[McpServerConfi
 def check_server(config: McpServerConfig, source: object = "The entry") -> McpServerConfig:
     """Validate a configuration and return it. Raises: BadMcpConfig."""
     if not _NAME.match(config.name):
-        raise BadMcpConfig(source, f"{config.name!r} is no name for a server (letters, digits, - and _)")
+        raise BadMcpConfig(source, f"{config.name!r} is not a name for a server (letters, digits, - and _)")
     if bool(config.argv) == bool(config.url):
         raise BadMcpConfig(source, f"{config.name} needs either a command or a url")
     if config.argv and (not config.argv[0].strip() or any("\0" in word for word in config.argv)):
@@ -99,7 +99,7 @@ def check_server(config: McpServerConfig, source: object = "The entry") -> McpSe
         except ValueError:
             usable = False
         if not usable:
-            raise BadMcpConfig(source, f"the url of {config.name} is no http or https address")
+            raise BadMcpConfig(source, f"the url of {config.name} is not an http or https address")
     if not 0 < config.call_s <= MAX_CALL_S:
         raise BadMcpConfig(source, f"the timeout of {config.name} must be between 0 and {MAX_CALL_S:g} s")
     return config

@@ -144,7 +144,7 @@ class SignIn:
         return self._provider
 
     def keep(self) -> None:
-        """Store what the server gave, if it asked for a sign-in. Raises: OSError."""
+        """Store what the server issued, if it asked for a sign-in. Raises: OSError."""
         if self._provider is None or not self._storage.grant.tokens:
             return
         context = self._provider.context
@@ -161,7 +161,7 @@ class SignIn:
 
         parts = urlsplit(page)
         if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOOPBACK):
-            raise OAuthFlowError(f"its sign-in page is no https address: {page[:200]}")
+            raise OAuthFlowError(f"its sign-in page is not an https address: {page[:200]}")
         self._state = parse_qs(parts.query).get("state", [""])[0]
         self._open_page(page)
 

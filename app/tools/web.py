@@ -35,7 +35,7 @@ PAGE_LIMIT_S: Final = 20.0
 _MAX_SNIPPET_CHARS: Final = 400
 _MAX_QUERY_CHARS: Final = 400
 _MAX_URL_CHARS: Final = 2000
-_TEXT_LIMIT_S: Final = 30.0  # for all pages of a PDF; the reader bounds each of them
+_TEXT_LIMIT_S: Final = 30.0  # for all pages of a PDF; the reader limits each page
 _CONNECT_S: Final = 5.0
 _READ_S: Final = 10.0
 _MAX_ADDRESSES: Final = 3
@@ -127,9 +127,9 @@ def web_url(text: object) -> httpx2.URL:
     try:
         url = httpx2.URL(text.strip())
     except (httpx2.InvalidURL, ValueError, TypeError) as error:
-        raise WebRefused(f"{text[:200]!r} is no address of a page.") from error
+        raise WebRefused(f"{text[:200]!r} is not the address of a page.") from error
     if url.scheme not in {"http", "https"} or not url.host:
-        raise WebRefused(f"{text[:200]!r} is no http or https address.")
+        raise WebRefused(f"{text[:200]!r} is not an http or https address.")
     if url.userinfo:
         raise WebRefused("An address with a password is not read.")
     return url
@@ -157,7 +157,7 @@ class Pages:
             try:
                 url = web_url(str(url.join(following)))
             except (httpx2.InvalidURL, ValueError) as error:
-                raise WebRefused("It redirects to what is no address.") from error
+                raise WebRefused("It redirects to an invalid address.") from error
         raise WebRefused(f"It redirects more than {MAX_REDIRECTS} times.")
 
     def _within(self, ends: float, host: str, port: int) -> list[str]:
@@ -252,7 +252,7 @@ def _kind(status: int, content_type: str) -> str:
 
 
 def _bounded(chunks: Iterable[bytes], headers: Mapping[str, str], limit: int, ends: float) -> bytes:
-    """The body. Raises: WebRefused: too large, too slow, or compressed although that was not asked for."""
+    """The body. Raises: WebRefused: too large, too slow, or compressed although compression was not requested."""
     headers = {name.lower(): value for name, value in headers.items()}
     if headers.get("content-encoding", "identity").strip().lower() not in {"", "identity"}:
         raise WebRefused("It is compressed although that was not asked for.")

@@ -12,7 +12,7 @@ BACKEND: Final = "tiles"
 ATTENTION: Final = "attention"
 # Platforms that have them, as named by packs. On Windows they come with the installer (installers/packs).
 PLATFORMS: Final = frozenset({"linux-x86_64", "windows-x86_64"})
-NO_INSTRUCTIONS: Final = "this processor lacks AVX2, FMA or F16C"
+NO_INSTRUCTIONS: Final = "this CPU lacks AVX2, FMA or F16C"
 # Measurements with an earlier version of the kernels do not apply to this one.
 VERSION: Final = 5
 

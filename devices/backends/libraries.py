@@ -95,7 +95,7 @@ def best_variant(libraries: tuple[Path, ...]) -> Path:
         scores[path] = score()
     best = max(scores, key=lambda path: scores[path])
     if scores[best] == 0:
-        raise OSError("no variant of this library runs on this processor")
+        raise OSError("no variant of this library runs on this CPU")
     return best
 
 

@@ -41,7 +41,7 @@ _HUB: Final = {
     "upload_not_decoded": "its weights cannot be decoded: {why}",
     "upload_rows_too_long": "its rows are so long that a sample would be more than {percent} % of the file",
     "names_no_repository": "{text!r} names no repository; write owner/name or owner/name:Q4_K_M",
-    "no_repository_name": "{text!r} is no repository name (owner/name)",
+    "no_repository_name": "{text!r} is not a repository name (owner/name)",
     "no_ranges": "{file}: the server does not support range requests, so the file cannot be inspected",
     "not_from_a_hub": "{model} was not downloaded from a hub: there is nothing to update it from.",
     "no_files_any_more": "{repo} no longer has files with these names; {model} is kept.",

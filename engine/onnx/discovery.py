@@ -78,9 +78,9 @@ def _cpu(timeout_s: float) -> ProviderReport:
     outcome = run_child([*child_command("engine.runner.onnx.probe"), "CPUExecutionProvider"], timeout_s, _quiet())
     if outcome.answer is None:
         text = f"ONNX Runtime does not load: {outcome.reason}. pip install onnxruntime"
-        return ProviderReport("CPUExecutionProvider", "Processor", "failed", text, tried="")
+        return ProviderReport("CPUExecutionProvider", "CPU", "failed", text, tried="")
     text = f"ONNX Runtime {outcome.answer.get('version')}"
-    return ProviderReport("CPUExecutionProvider", "Processor", "usable", text, tried="")
+    return ProviderReport("CPUExecutionProvider", "CPU", "usable", text, tried="")
 
 
 def _report(

@@ -133,7 +133,7 @@ def _encoding(path: Path, root: Path) -> OnnxFolder:
     if holder is None:
         raise BadFile(str(path), f"there is no {GRAPH} in it")
     if not (path / "tokenizer.json").exists():
-        raise BadFile(str(path), "there is no tokenizer.json in it")
+        raise BadFile(str(path), "there is not a tokenizer.json in it")
     heads = config.get("architectures")
     head = text(heads[0]) if isinstance(heads, list) and heads else None
     ranks = bool(head and head.endswith("ForSequenceClassification"))

@@ -174,7 +174,7 @@ def _check_external(tensor: TensorProto, needed: int, path: Path, root: Path) ->
     except OSError as error:
         raise BadFile(str(path), f"its weights {file.name} cannot be read: {error.strerror}") from error
     if not file.is_file():
-        raise BadFile(str(path), f"its weights {file.name} are no file")
+        raise BadFile(str(path), f"its weights {file.name} are not a file")
     if links > 1:
         raise RefusedFormat(str(path), f"its weights {file.name} are a hard link to a file of {links} names")
     if length != needed:
@@ -185,5 +185,5 @@ def _check_external(tensor: TensorProto, needed: int, path: Path, root: Path) ->
 
 def _size(value: str, name: str, path: Path) -> int:
     if not value.isascii() or not value.isdigit() or len(value) > 15:
-        raise BadFile(str(path), f"tensor {name} lies at {value[:20]!r}, which is no offset")
+        raise BadFile(str(path), f"tensor {name} lies at {value[:20]!r}, which is not an offset")
     return int(value)

@@ -92,9 +92,9 @@ def check_names(name: str, user: str, host: str) -> None:
             f"{name!r} cannot name a remote: lower-case letters, digits, dots, dashes, up to 40.", "name"
         )
     if not _USER.fullmatch(user):
-        raise InputFault(f"{user!r} is no user's name.", "user")
+        raise InputFault(f"{user!r} is not a user's name.", "user")
     if not _HOST.fullmatch(host):
-        raise InputFault(f"{host!r} is no host's name or address.", "host")
+        raise InputFault(f"{host!r} is not a host's name or address.", "host")
 
 
 def device_id(remote: str, reported: RemoteDevice) -> str:

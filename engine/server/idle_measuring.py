@@ -58,7 +58,7 @@ DEEPEST: Final = 7500
 LEAST_DEPTH: Final = 1200
 DEEP_S: Final = 240.0
 DEEP_LIMIT_S: Final = 900.0
-# The rows of both computations, with all of the vocabulary.
+# Memory for the rows of both computations, over the whole vocabulary.
 DEEP_BYTES: Final = 512 << 20
 DEEP_OWNER: Final = "comparing long texts"
 OWNER: Final = "measuring attention"
@@ -134,7 +134,7 @@ class IdleMeasuring:
         return shape if verdict is not None and not verdict.wrong and not verdict.deep_at else None
 
     async def _check_deep(self, model_id: str, settings: LoadSettings, shape: ModelShape) -> bool:
-        """Whether it began; False if memory has no room for a second copy of the model now."""
+        """Return True if it began; False if memory has no room for a second copy of the model now."""
         placer, state = self._state.placer, self._state
         depth = deep_length(settings, shape)
         small = msgspec.structs.replace(settings, n_ctx=depth + PIECE, kv_cells=0, n_parallel=1)
@@ -174,7 +174,7 @@ class IdleMeasuring:
         return True
 
     async def _deep_answer(self, settings: LoadSettings, depth: int) -> dict[str, Any] | None:
-        """What the child found; None if a request arrived, or if it took too long."""
+        """The child's result; None if a request arrived, or if it took too long."""
         threads = idle_threads()
         settings = msgspec.structs.replace(
             settings, n_threads=threads, n_threads_batch=threads, reference_path=None
@@ -271,7 +271,7 @@ class IdleMeasuring:
             return
         if speed is None:
             self._tries[key] += 1
-            log.info("attention could not be measured: something else used the processors")
+            log.info("attention could not be measured: something else used the CPUs")
             return
         self._state.placer.history.record_attention(key, speed)
         log.info("attention measured: %s", speed)

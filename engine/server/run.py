@@ -85,7 +85,7 @@ def check_tls(cert: Path | None, key: Path | None) -> dict[str, Any]:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
-        raise InputFault(f"{cert} and {key} are no certificate and its key: {error}.", "tls_cert") from None
+        raise InputFault(f"{cert} and {key} are not a certificate and its key: {error}.", "tls_cert") from None
     return {"ssl_certfile": cert, "ssl_keyfile": key}
 
 

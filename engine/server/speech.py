@@ -245,7 +245,7 @@ class Speech:
         except BadModelFile as error:
             raise SpeechFailed(f"The speech model cannot run on {pin}: {error.reason}") from error
         provider = choice.provider
-        log.info("speech on %s: %s", provider or "the processor", "; ".join(sentences(choice.reasons)))
+        log.info("speech on %s: %s", provider or "the CPU", "; ".join(sentences(choice.reasons)))
         return (fixed, provider) if provider or missing else (self.folder, "")
 
     async def _detect(self, recording: Recording, sound: bytes, folder: str, provider: str) -> SpeechSegments:

@@ -130,11 +130,11 @@ class Utilization(Collector):
         if not self._ring:
             return
         now = self._ring[-1]
-        yield _gauge("cpu_busy_ratio", "Share of the processors' time in the last second", now.cpu_frac)
+        yield _gauge("cpu_busy_ratio", "Share of the CPUs' time in the last second", now.cpu_frac)
         yield _gauge("memory_used_bytes", "Memory in use on the machine", now.memory_used_bytes)
         yield _gauge("memory_total_bytes", "Memory of the machine", now.memory_total_bytes)
         for name, words, value in (
-            ("cpu_power_watts", "Power of the processor package", now.cpu_power_w),
+            ("cpu_power_watts", "Power of the CPU package", now.cpu_power_w),
             ("battery_power_watts", "Power drawn from the battery", now.battery_w),
         ):
             if value is not None:

@@ -163,7 +163,7 @@ def build_version(python: str, version: str, folder: str) -> str:
     Raises: RuntimeError: there is no such version, or the build failed; the message names its log.
     """
     if not re.match(r"^[0-9][0-9A-Za-z.]{0,31}$", version):
-        raise RuntimeError(f"{version!r} is no version")
+        raise RuntimeError(f"{version!r} is not a version")
     work = os.path.join(folder, "build")
     try:
         return _build(python, [f"llama-cpp-python=={version}"], folder, work, str)

@@ -86,7 +86,7 @@ def bundle(work: Path, *, jobs: int) -> Path:
     """Build the program's folder, `tessera` below `work`/bundle."""
     print("[1/3] locked packages", flush=True)
     python = python_in(work)
-    print("[2/3] kernels for every processor", flush=True)
+    print("[2/3] kernels for every CPU", flush=True)
     wheel = portable_wheel(python, work, jobs)
     pip = [
         str(python),

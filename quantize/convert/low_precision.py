@@ -30,7 +30,7 @@ _FP4: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3
 _FP4_GROUPS: Final = {"F8_E4M3": 16, "U8": 32, "F8_E8M0": 32}
 _INT32_BITS: Final = 32
 _AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)  # columns of the eight 4-bit values of an integer, lowest bits first
-_INT8_STEPS: Final = 127  # of bitsandbytes' rows
+_INT8_STEPS: Final = 127  # largest code of bitsandbytes' rows
 _E8M0_BIAS: Final = 127
 # Endings of tensors that only describe others.
 _SIDE: Final = (
@@ -406,7 +406,7 @@ def _group_of(folder: _Folder, order: str, columns: int, groups: int, size: Any 
             raise BadWeights(folder.where, order, f"a group number of {stored.min()}")
     if not isinstance(size, int) or not 0 < size <= columns or -(-columns // size) != groups:
         if not groups or columns % groups:
-            raise BadWeights(folder.where, order, f"{columns} columns are no multiple of {groups} groups")
+            raise BadWeights(folder.where, order, f"{columns} columns are not a multiple of {groups} groups")
         size = columns // groups
     in_order: npt.NDArray[np.intp] = np.arange(columns, dtype=np.intp) // size
     return in_order

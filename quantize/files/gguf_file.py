@@ -244,7 +244,7 @@ def _alignment(reader: _MetadataReader, name: str) -> int:
     if entry.value_type is not ValueType.UINT32 or not isinstance(value, int):
         raise BadFile(name, "general.alignment is not a UINT32", entry.offset)
     if value == 0 or value & (value - 1) or value > 1 << 20:
-        raise BadFile(name, f"general.alignment is {value}, which is no power of two up to 1 MiB", entry.offset)
+        raise BadFile(name, f"general.alignment is {value}, which is not a power of two up to 1 MiB", entry.offset)
     return value
 
 

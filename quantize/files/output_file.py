@@ -120,7 +120,7 @@ def _check_folder(folder: Path) -> None:
     """Check write access. Raises: NotWritable: the folder, or its nearest existing parent, is not writable."""
     there = next(each for each in (folder, *folder.parents) if each.exists())
     if not there.is_dir():
-        raise NotWritable(str(there), "it is no folder")
+        raise NotWritable(str(there), "it is not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise NotWritable(str(there), "it is read-only")
 

@@ -27,7 +27,7 @@ _MAX_DIMS = 8
 _MAX_SHARDS = 4096
 _MAX_FILE_NAME_BYTES = 255
 _LENGTH_BYTES = 8
-_SPAN_ITEMS = 2  # begin and end
+_SPAN_ITEMS = 2  # begin and end of a span
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 INDEX_NAME = "model.safetensors.index.json"
 _NUMBERED = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors$")
@@ -146,7 +146,7 @@ def _parse(name: str, raw: bytes) -> dict[str, Any]:
     try:
         header = json.loads(raw, object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise BadFile(name, f"the header is no valid JSON: {str(error)[:200]}", 8) from error
+        raise BadFile(name, f"the header is not valid JSON: {str(error)[:200]}", 8) from error
     if not isinstance(header, dict):
         raise BadFile(name, "the header is no JSON object", 8)
     return header
@@ -203,7 +203,7 @@ def safe_member(folder: Path, member: str, root: Path | None = None) -> Path:
         and len(member.encode(errors="replace")) <= _MAX_FILE_NAME_BYTES
     )
     if not plain:
-        raise BadFile(str(folder), f"the index names {member[:80]!r}, which is no plain file name")
+        raise BadFile(str(folder), f"the index names {member[:80]!r}, which is not a plain file name")
     path = folder / member
     if not path.resolve().is_relative_to((root or folder).resolve()):
         raise BadFile(str(folder), f"{member!r} leads out of the model's folder")

@@ -34,9 +34,9 @@ def read_plan(path: Path) -> PlanFile:
     try:
         head = msgspec.json.decode(raw)
     except (ValueError, RecursionError) as error:
-        raise InvalidOption("--plan", f"{path} is no plan: {error}") from error
+        raise InvalidOption("--plan", f"{path} is not a plan: {error}") from error
     if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise InvalidOption("--plan", f"{path} is no plan: it does not say format {FORMAT!r}")
+        raise InvalidOption("--plan", f"{path} is not a plan: it does not say format {FORMAT!r}")
     for what, mine in (("version", VERSION), ("recipe", RECIPE)):
         if head.get(what) != mine:
             raise InvalidOption(
@@ -69,7 +69,7 @@ def arithmetic_for(request: "QuantizeRequest") -> str:
     if not request.force:
         raise InvalidOption(
             "--plan",
-            f"its file was computed with the arithmetic of {plan.arithmetic}, which this processor or this build "
+            f"its file was computed with the arithmetic of {plan.arithmetic}, which this CPU or this build "
             "of llama.cpp has not: other bytes would come out. --force makes that other file, measured here",
         )
     return ""
@@ -130,7 +130,7 @@ def same_or_not(plan: PlanFile, digest: str, *, force: bool) -> str:
     if digest == plan.file_sha256:
         return f"byte for byte the file the plan describes (SHA-256 {digest[:16]}…)"
     result = (
-        "not byte for byte the file the plan describes: the arithmetic of this processor or of this build of "
+        "not byte for byte the file the plan describes: the arithmetic of this CPU or of this build of "
         "llama.cpp differs in its last bits"
     )
     if not force:

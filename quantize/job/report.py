@@ -49,7 +49,7 @@ def summary(report: QuantizeReport) -> list[str]:
         lines += gate_lines(report.gate)
     elif report.shipped == "nothing":
         forecast = report.forecast
-        note = " on the processor alone (how fast the GPU is here is known after the first job)"
+        note = " on the CPU alone (how fast the GPU is here is known after the first job)"
         took = _duration(forecast.seconds) + (note if forecast.gpu_untimed else "")
         lines.append(
             f"would take about {took}, {forecast.disk_bytes / _MIB:,.0f} MiB of disk, "
@@ -71,7 +71,7 @@ def _ways(report: QuantizeReport) -> list[str]:
             f"{report.smoothed} inputs smoothed: LoRA adapters of the original work here, but not in other programs"
         )
     if report.gpu_layers:
-        lines.append(f"{report.gpu_layers} layers were evaluated on the GPU (--gpu-layers 0: on the processor)")
+        lines.append(f"{report.gpu_layers} layers were evaluated on the GPU (--gpu-layers 0: on the CPU)")
     if report.effort:
         more = f"; {report.more}" if report.more else ""
         lines.append(f"within the time given: {report.effort}{more}")

@@ -70,7 +70,7 @@ def llama() -> ModuleType:
         load_one.argtypes = [ctypes.c_char_p]
         load_one.restype = ctypes.c_void_p
         if not load_one(str(alone).encode()):
-            raise OSError(f"{alone.name} cannot be used on this processor")
+            raise OSError(f"{alone.name} cannot be used on this CPU")
     llama_cpp.llama_backend_init()
     bindings: ModuleType = llama_cpp
     return bindings

@@ -166,7 +166,7 @@ class DecoderGraph:
     def _is_plain(self, name: str) -> bool:
         _, info = self._find(name)
         if len(info.shape) != 2:
-            raise UnsupportedModel(self._name, f"{name} is no matrix: {info.shape}")
+            raise UnsupportedModel(self._name, f"{name} is not a matrix: {info.shape}")
         return info.ggml_type.name in PLAIN
 
     def _plain_matrix(self, name: str) -> str:

@@ -71,7 +71,7 @@ def blocks(raw: Bytes, qtype: str, rows: int, row_values: int, name: str) -> Blo
     Raises: BadFile: a scale or a value is not finite, or a row is not a whole number of blocks.
     """
     if row_values % BLOCK_VALUES:
-        raise BadFile(name, f"rows of {row_values} values are no multiple of {BLOCK_VALUES}")
+        raise BadFile(name, f"rows of {row_values} values are not a multiple of {BLOCK_VALUES}")
     if qtype in _UNPACKERS:
         return _UNPACKERS[qtype](raw.reshape(rows, -1, GgmlType[qtype].traits.block_bytes), name)
     values = dequantized(raw, qtype, row_values).reshape(rows, row_values)

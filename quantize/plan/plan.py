@@ -205,7 +205,7 @@ def _lock_for(tensor: TensorSpec, locks: Sequence[TypeOverride], unmatched: set[
         try:
             matches = re.search(lock.pattern, tensor.name)
         except re.error as error:
-            raise InvalidOption("--lock", f"{lock.pattern!r} is no regular expression: {error}") from error
+            raise InvalidOption("--lock", f"{lock.pattern!r} is not a regular expression: {error}") from error
         if matches and allows_quantization(tensor):
             unmatched.discard(lock.pattern)
             match = match or lock

@@ -107,5 +107,5 @@ def test_the_placement_card_gives_reasons(onnx_server):
     with urllib.request.urlopen(request, timeout=30) as response:
         card = json.load(response)
     assert card["placement"]["backend"] == "onnx:CPUExecutionProvider"
-    assert any("NPU" in reason or "processor" in reason for reason in card["placement"]["reasons"])
+    assert any("NPU" in reason or "CPU" in reason for reason in card["placement"]["reasons"])
     assert card["fit"]["fits"]

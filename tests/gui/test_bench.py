@@ -91,7 +91,7 @@ def test_the_forecast_of_the_chosen_model_is_drawn_and_replaced_by_what_was_meas
 
 def test_how_busy_the_machine_is(qtbot, page):
     qtbot.waitUntil(lambda: "IGPU 03:00.0" in page.busy.series)
-    assert page.busy.series["Processor"] == [50.0, 100.0]
+    assert page.busy.series["CPU"] == [50.0, 100.0]
 
 
 def test_a_model_is_measured_and_watched(qtbot, page, server):

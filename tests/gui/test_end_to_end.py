@@ -80,7 +80,7 @@ def test_a_real_server_measures_the_bundled_model_and_ends_with_the_window(qtbot
     (line,) = (line for name, line in page.decode.lines.items() if name.startswith("spark"))
     assert [x for x, _ in line] == [16.0, 32.0]
     assert all(y > 0 for _, y in line)
-    qtbot.waitUntil(lambda: len(page.busy.series.get("Processor", ())) > 1)
+    qtbot.waitUntil(lambda: len(page.busy.series.get("CPU", ())) > 1)
     page.save(tmp_path / "real.csv")
     qtbot.waitUntil((tmp_path / "real.csv").exists)
     assert desktop.services.api.bench_results().results[0].points[0].decode_tok_s.median > 0

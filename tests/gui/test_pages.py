@@ -167,7 +167,7 @@ def test_the_machine_in_one_sentence():
     fits = "This computer runs models of up to about 37 billion parameters."
     assert plain_summary(MACHINE) == f"{fits}\nRX 9070 is not used; the page System says why."
     usable = msgspec.structs.replace(MACHINE.devices[1], state="usable")
-    for devices, where in ((MACHINE.devices[:1], "its processor"), ((MACHINE.devices[0], usable), "RX 9070")):
+    for devices, where in ((MACHINE.devices[:1], "its CPU"), ((MACHINE.devices[0], usable), "RX 9070")):
         shown = plain_summary(msgspec.structs.replace(MACHINE, devices=devices))
         assert shown == f"{fits}\nThey run on {where}."
 

@@ -68,10 +68,10 @@ def test_another_server_is_added_used_and_forgotten(qtbot, show, services, serve
 
 
 def test_an_address_that_is_none_says_why(qtbot, show, services, server):
-    server.routes["PUT", "/tessera/v1/upstreams/desk"] = (400, {"error": {"message": "'x' is no address."}})
+    server.routes["PUT", "/tessera/v1/upstreams/desk"] = (400, {"error": {"message": "'x' is not an address."}})
     page = show(OtherComputersPage(services, server.api))
     page.upstreams.name.setText("desk")
     page.upstreams.url.setText("x")
     page.upstreams.add.click()
-    qtbot.waitUntil(lambda: page.banner.text == "'x' is no address.")
+    qtbot.waitUntil(lambda: page.banner.text == "'x' is not an address.")
     assert page.upstreams.url.text() == "x"  # what was typed stays

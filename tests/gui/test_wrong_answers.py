@@ -34,7 +34,7 @@ def test_the_open_chat_offers_to_answer_again(qtbot, page, server):
     page.wrong_answers._begun_s = given - 200
     page.wrong_answers.look()
     qtbot.waitUntil(page.banner.isVisible)
-    assert "Vulkan0 gave other results than the processor" in page.banner.accessibleName()
+    assert "Vulkan0 gave other results than the CPU" in page.banner.accessibleName()
     (again,) = [made for made in page.banner.findChildren(QPushButton) if made.text() == "Answer again"]
     qtbot.mouseClick(again, Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: len(server.bodies) == 2 and not page.controller.busy)

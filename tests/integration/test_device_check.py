@@ -189,6 +189,6 @@ def test_verdicts_outlive_the_process_and_are_asked_once(bundled_model, tmp_path
 def test_ways_around_a_wrong_device_in_their_order(bundled_model):
     settings = offloaded(bundled_model, type_k="q8_0", type_v="q8_0")
     changes = [sentence(fallback.change) for fallback in sound_fallbacks(settings, MACHINE)]
-    assert changes == ["run on Vulkan0 without flash attention", "use rocm instead (ROCm0)", "run on the processor"]
+    assert changes == ["run on Vulkan0 without flash attention", "use rocm instead (ROCm0)", "run on the CPU"]
     plain = sound_fallbacks(settings, MACHINE)[0].settings
     assert (plain.flash_attn, plain.type_k, plain.type_v) == ("off", "q8_0", "f16")

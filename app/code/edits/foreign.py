@@ -159,7 +159,9 @@ def read_patch(lines: Sequence[str], position: int) -> Patch:
         position += 1
     elif position >= len(lines) or not _OTHER_END.match(lines[position]):
         at, path = headings[-1] if headings else (begin, None)
-        there = f"line {position + 1} of the answer is no part of a patch" if position < len(lines) else "it is cut"
+        there = (
+            f"line {position + 1} of the answer is not part of a patch" if position < len(lines) else "it is cut"
+        )
         hunks = [hunk for hunk in hunks if hunk.path != path]
         if all(problem_block.path != path for problem_block in malformed):
             malformed.append(Malformed(line=at + 1, reason=f"the patch has no '*** End Patch': {there}", path=path))

@@ -48,7 +48,7 @@ def with_settings(path: Path, text: str | None, settings: Settings) -> str:
     if not has_extras(text):
         for keys, value in settings.items():
             if not _put(parsed, keys, value):
-                raise NeedsHand(path, f"{'.'.join(keys[:-1])} is no object", snippet)
+                raise NeedsHand(path, f"{'.'.join(keys[:-1])} is not an object", snippet)
         return json.dumps(parsed, indent=_indent(text), ensure_ascii=False) + "\n"
     nested = _nested(settings)
     clash = [key for key in nested if key in parsed and parsed[key] != nested[key]]

@@ -159,7 +159,7 @@ class BusyPlot(_Titled):
         newest = self._samples[-1].at if self._samples else 0.0
         for sample in self._samples:
             at = sample.at - newest
-            series.setdefault(self.tr("Processor"), []).append((at, 100 * sample.cpu_frac))
+            series.setdefault(self.tr("CPU"), []).append((at, 100 * sample.cpu_frac))
             for device in sample.devices:
                 if device.busy_frac is not None:
                     name = f"{device.kind.upper()} {device.device}"

@@ -157,7 +157,7 @@ class WrongAnswersNotice(QObject):
             if answer is not None and _concerns(wrong, answer):
                 if not self._controller.busy and not self._banner.isVisible():
                     self._notified.add(wrong.found_at)
-                    words = self.tr("This answer may be wrong: {what} gave other results than the processor.")
+                    words = self.tr("This answer may be wrong: {what} gave other results than the CPU.")
                     again = (self.tr("Answer again"), self._answer_again)
                     self._banner.notify(words.format(what=self._what(wrong)), "warn", again)
                 return
@@ -165,7 +165,7 @@ class WrongAnswersNotice(QObject):
             if wrong.found_at > self._begun_s and wrong.found_at not in self._notified:
                 self._notified.add(wrong.found_at)
                 words = self.tr(
-                    "Answers of {model} since {time} may be wrong: {what} gave other results than the processor. "
+                    "Answers of {model} since {time} may be wrong: {what} gave other results than the CPU. "
                     "Open their chats to answer again."
                 )
                 since = QLocale().toString(

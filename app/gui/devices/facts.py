@@ -9,7 +9,7 @@ from app.gui import formatted
 from app.gui.widgets.memory_bar import Share
 from engine.api.machine import Device, LiveDevice, Machine, Pool, Reservation
 
-KINDS = {"cpu": "Processor", "igpu": "Integrated GPU", "dgpu": "Graphics card", "npu": "NPU", "remote": "Remote"}
+KINDS = {"cpu": "CPU", "igpu": "Integrated GPU", "dgpu": "Graphics card", "npu": "NPU", "remote": "Remote"}
 # Plain descriptions of some backends. All other names are product names.
 BACKENDS = {
     "cpu": "GGUF models",
@@ -62,7 +62,7 @@ def plain_summary(machine: Machine) -> str:
         return f"{fits}\n{tr('They run on {name}.').format(name=device_name(best))}"
     if unused is not None:
         return f"{fits}\n{tr('{name} is not used; the page System says why.').format(name=device_name(unused))}"
-    return f"{fits}\n{tr('They run on its processor.')}"
+    return f"{fits}\n{tr('They run on its CPU.')}"
 
 
 def device_name(device: Device) -> str:
@@ -86,7 +86,7 @@ def gpu_words(machine: Machine) -> str:
     if not gpus and machine.environment == "container":
         return tr("No GPU is visible in this container. To pass one in, start it with --device /dev/dri.")
     if not gpus:
-        return tr("No GPU was found: models run on the processor.")
+        return tr("No GPU was found: models run on the CPU.")
     return "\n".join(_gpu_line(device) for device in gpus)
 
 

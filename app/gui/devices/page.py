@@ -56,7 +56,7 @@ _STATES: dict[str, tuple[str, LabelKind]] = {
     "no_device": ("No device found", "chip"),
     "not_built": ("Not installed", "chip"),
 }
-# States whose reason adds nothing to their label.
+# States whose reason adds no information to their label.
 _TEXT_BY_STATE = {"no_device", "not_built"}
 
 
@@ -353,7 +353,7 @@ def _sentence(text: str) -> str:
 def _where(placement: Placement | Alternative) -> str:
     backend, device = placement.backend, placement.device
     if backend == device or not device:
-        return _tr("Processor") if backend == "cpu" else backend
+        return _tr("CPU") if backend == "cpu" else backend
     return f"{backend} · {device}"
 
 

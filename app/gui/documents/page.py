@@ -17,7 +17,7 @@ from engine.api.chat import REMOTE
 from engine.api.collections import Collection, CollectionChange, CollectionRequest
 
 _LOOK_MS = 1500
-_STEPS = 1000  # of a progress bar
+_STEPS = 1000  # number of steps of a progress bar
 _EMPTY_HEIGHT = 400  # height in pixels of the empty state
 # A recommended model of about 25 MB, the smallest one for embeddings.
 _FINDS_BY_MEANING = "all-minilm-l6-v2"
@@ -123,7 +123,7 @@ class DocumentsPage(Page):
             "A reranker reads each question together with the 20 best passages and puts those that answer it "
             "first. A search waits up to 4 s for it. Without one, the order comes from words and meaning alone."
         )
-        small = self.tr("{model}, about 40 MiB, for English; quick enough for a processor.").format(model=_ORDERS)
+        small = self.tr("{model}, about 40 MiB, for English; quick enough for a CPU.").format(model=_ORDERS)
         large = self.tr("{model}, about 0.5 GiB, for many languages; needs a GPU to read all 20 in time.")
         name = self.tr("Download the reranker {model}")
         return card(
@@ -203,7 +203,7 @@ class DocumentsPage(Page):
 
 
 def _done(item: Collection) -> float | None:
-    """The share of what is being read or embedded that is done; None if nothing is."""
+    """Finished share of the reading or embedding in progress; None if there is none."""
     done, total = {"reading": (item.files_done, item.files), "embedding": (item.embedded, item.chunks)}.get(
         item.state, (0, 0)
     )
@@ -211,7 +211,7 @@ def _done(item: Collection) -> float | None:
 
 
 def _lacks_meaning(item: Collection) -> bool:
-    """Whether everything is read but there is no model for embeddings."""
+    """Return True if everything is read but there is no embedding model."""
     return item.state == "ready" and bool(item.chunks) and not item.embedded and not item.embedding_model
 
 

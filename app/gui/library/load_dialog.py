@@ -21,7 +21,7 @@ from quantize.kv_cache_types import CACHE_TYPES, EIGHT_BIT, K_DAMAGE
 _DELAY_MS = 150
 _SMALLEST = 512
 _FIELD = 148  # width of a field in pixels
-_WIDTH = 560  # of the dialog, at the normal text size
+_WIDTH = 560  # width of the dialog at the normal text size
 _UNKNOWN_TRAIN = 1 << 17  # the maximum context offered if the file does not state its training context
 _MOST_LAYERS, _MOST_THREADS, _MOST_PARALLEL = 512, 256, 64
 
@@ -45,7 +45,7 @@ class LoadDialog(QDialog):
         self.context.setAccessibleName(self.tr("Context length"))
         self._context_words = label("", "strong")
         self.layers = self._number(self.tr("Layers on the GPU"), _MOST_LAYERS)
-        self.threads = self._number(self.tr("Processor threads"), _MOST_THREADS, 1)
+        self.threads = self._number(self.tr("CPU threads"), _MOST_THREADS, 1)
         self.parallel = self._number(self.tr("Concurrent requests"), _MOST_PARALLEL, 1)
         self.cache = ComboBox(self.tr("KV cache type"))
         self.cache.addItem(self.tr("Automatic"), None)
@@ -87,11 +87,11 @@ class LoadDialog(QDialog):
             (
                 (
                     self.tr("Layers on the GPU"),
-                    self.tr("Layers that do not fit the graphics card run on the processor."),
+                    self.tr("Layers that do not fit the graphics card run on the CPU."),
                     self.layers,
                 ),
                 (
-                    self.tr("Processor threads"),
+                    self.tr("CPU threads"),
                     self.tr("One thread per fast core is best for most models."),
                     self.threads,
                 ),
@@ -111,7 +111,7 @@ class LoadDialog(QDialog):
         self.reset = button(self.tr("Reset to automatic"), self._reset)
         self.load = button(self.tr("Save and load"), lambda: self._save(self._load_now), "primary")
         save = button(self.tr("Save"), lambda: self._save(self.accept))
-        self._waiting = (self.reset, save, self.load)  # for the stored settings, which they would replace
+        self._waiting = (self.reset, save, self.load)  # disabled until the stored settings are loaded
         self.setLayout(
             stack(
                 label(title, "title", wrap=True),

@@ -55,7 +55,7 @@ _MARKS: Final = (b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")
 def html(path: Path) -> Iterator[Page]:
     """Headings, paragraphs, tables and preformatted text of an HTML file."""
     raw = path.read_bytes()
-    if path.suffix.lower() == ".fb2":  # its titles are in the text
+    if path.suffix.lower() == ".fb2":  # the text contains its titles
         raw = re.sub(rb"<(/?)title\b", rb"<\1h2", raw)
     yield from in_parts(blocks_of(raw))
 
@@ -191,14 +191,14 @@ def _spine(archive: zipfile.ZipFile) -> list[str]:
         package = next(e.get("full-path") for e in container.iter(f"{_CONTAINER}rootfile"))
         tree = etree.fromstring(read_member(archive, package), _XML)
     except (KeyError, StopIteration, etree.LxmlError, TypeError, AttributeError) as error:
-        raise BadDocument("it is no e-book: its list of chapters is missing") from error
+        raise BadDocument("it is not an e-book: its list of chapters is missing") from error
     if any(name.endswith("encryption.xml") for name in archive.namelist()) and _locked(archive):
         raise BadDocument("it is locked (DRM)")
     hrefs = {item.get("id"): unquote(item.get("href") or "") for item in tree.iter(f"{_OPF}item")}
     folder = posixpath.dirname(package)
     paths = [hrefs.get(ref.get("idref"), "") for ref in tree.iter(f"{_OPF}itemref")]
     if not any(paths):
-        raise BadDocument("it is no e-book: its list of chapters is empty")
+        raise BadDocument("it is not an e-book: its list of chapters is empty")
     files = (href.partition("#")[0] for href in paths)
     # A book of 14 kB may name one chapter 200,000 times; each is read once.
     return list(dict.fromkeys(posixpath.normpath(posixpath.join(folder, href)) for href in files if href))

@@ -33,7 +33,7 @@ def table(path: Path) -> Iterator[Page]:
     csv.field_size_limit(_MOST_CELL_CHARS)
     head, lines, size, number, row_number = "", [], 0, 1, 0
     try:
-        # with line ends, which a cell may contain
+        # keep line ends, which a cell may contain
         for row in csv.reader(io.StringIO(text, newline=""), dialect):
             line = " | ".join(" ".join(cell.split()) for cell in row)
             if not line.strip(" |"):
@@ -46,7 +46,7 @@ def table(path: Path) -> Iterator[Page]:
                 yield _page(number, head, lines, row_number)
                 lines, size, number = [], 0, number + 1
     except csv.Error as error:
-        raise BadDocument(f"row {row_number + 1} is no row of a table ({error})") from error
+        raise BadDocument(f"row {row_number + 1} is not a row of a table ({error})") from error
     if lines:
         yield _page(number, head, lines, row_number)
 

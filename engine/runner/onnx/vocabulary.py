@@ -31,7 +31,7 @@ class FolderVocabulary(Vocabulary):
             self._plain = Tokenizer.from_str(text)
             described = json.loads(text)
         except Exception as error:  # the library has no narrower exception
-            raise LoadFailed(f"{path.name} is no tokenizer: {str(error)[:200]}") from error
+            raise LoadFailed(f"{path.name} is not a tokenizer: {str(error)[:200]}") from error
         for tokenizer in (self._parsing, self._plain):
             tokenizer.no_truncation()
             tokenizer.no_padding()

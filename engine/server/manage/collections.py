@@ -73,7 +73,7 @@ async def change_collection(request: Request, collection: str, body: CollectionC
     def change(old: CollectionConfig) -> CollectionConfig:
         unknown = removed - set(old.sources)
         if unknown:
-            raise InputFault(f"{min(unknown)} is no source of {old.name}.", "remove")
+            raise InputFault(f"{min(unknown)} is not a source of {old.name}.", "remove")
         remaining = tuple(source for source in old.sources if source not in removed)
         new = msgspec.structs.replace(old, sources=tuple(dict.fromkeys((*remaining, *added))), **changes)
         if body.allow_remote is False:

@@ -34,7 +34,7 @@ _FIXED: Final = {
     "engine": "the program of then is not here",
     "kernels": "the kernels of then are not here",
     "driver": "the driver of then is not here",
-    "device": "this is another processor or device",
+    "device": "this is another CPU or device",
 }
 B = TypeVar("B", ChatRequest, CompletionRequest)
 

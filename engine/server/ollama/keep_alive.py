@@ -31,7 +31,7 @@ def seconds(duration: str | float, param: str) -> float:
     else:
         parts = _DURATION.findall(digits)
         if not parts or "".join(a + b for a, b in parts) != digits:
-            raise InputFault(f"{param} {duration!r} is no duration such as 5m or 300.", param)
+            raise InputFault(f"{param} {duration!r} is not a duration such as 5m or 300.", param)
         total = sum(float(number) * _SECONDS[unit] for number, unit in parts)
     return -total if negative else total
 

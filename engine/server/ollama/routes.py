@@ -189,7 +189,7 @@ async def _behind(model: LoadedModel, chat: PreparedChat, context: list[int] | N
     assert model.facts is not None
     if max(context) >= model.facts.n_vocab:
         raise InputFault(
-            f"context: {max(context)} is no token of this model, which has {model.facts.n_vocab}.", "context"
+            f"context: {max(context)} is not a token of this model, which has {model.facts.n_vocab}.", "context"
         )
     before = b"".join(await model.runner.detokenize(context)).decode("utf-8", "replace")
     prompt = before + chat.rendered.prompt

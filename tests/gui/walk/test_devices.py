@@ -54,7 +54,7 @@ def test_a_model_on_another_computer_is_pinned_to_this_one(walk, tmp_path):
         assert walk.ask("chat.controller.tree.path()[-1].status") == "complete"
         wait_for(lambda: placed(walk) == ("loaded", "RPC0"), 60, "its load over there")
         walk.go("Devices")
-        walk.click("Pin: spark, Processor", DEVICES)
+        walk.click("Pin: spark, CPU", DEVICES)
         walk.until(f"'will run on cpu/cpu' in {DEVICES}.banner.text")
         assert walk.manage("models/spark/placement")["pinned"] == "cpu/cpu"
         walk.find("Let Tessera choose: spark", DEVICES)

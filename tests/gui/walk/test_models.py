@@ -95,7 +95,7 @@ def test_every_load_setting_is_kept_and_taken_back(walk):
     walk.click("More about Spark (demo)", LIBRARY)
     walk.click("Load settings…")
     walk.until("app.activeModalWidget() is not None and 'Runs on' in says()")
-    walk.fill("Processor threads", "1")
+    walk.fill("CPU threads", "1")
     walk.fill("Concurrent requests", "2")
     walk.choose("KV cache type", "q8_0 (8.5 bits)")
     walk.tick("Keep it loaded until it is ejected")

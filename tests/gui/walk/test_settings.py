@@ -136,7 +136,7 @@ def test_how_models_are_loaded(walk):
         is_kept(walk, name, kept)
     walk.choose("KV cache type", "q8_0", SETTINGS)
     is_kept(walk, "models.cache_type", "q8_0")
-    walk.click("Compare answers with the processor", SETTINGS)
+    walk.click("Compare answers with the CPU", SETTINGS)
     is_kept(walk, "models.compare_answers", value=False)
 
 

@@ -175,5 +175,5 @@ def test_a_plan_that_is_not_utf8_is_refused(tmp_path):
     path = tmp_path / "a.plan.json"
     for raw in (b'{"format": "\xff"}', b'{"\xfe": 1}', b"[" * 100_000):
         path.write_bytes(raw)
-        with pytest.raises(InvalidOption, match="is no plan"):
+        with pytest.raises(InvalidOption, match="is not a plan"):
             read_plan(path)

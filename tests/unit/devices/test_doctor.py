@@ -271,7 +271,7 @@ def test_the_summary_tells_of_our_own_kernels_for_prompts():
     without = replace(recorded, backends=others)
     assert "Tessera's for prompts were not built" in build_summary(without)
     refused = BackendReport("tiles", "libggml-tiles.so", "no_device", reason=NO_INSTRUCTIONS)
-    assert "not used: this processor lacks AVX2" in build_summary(replace(recorded, backends=(*others, refused)))
+    assert "not used: this CPU lacks AVX2" in build_summary(replace(recorded, backends=(*others, refused)))
 
 
 @pytest.mark.parametrize(

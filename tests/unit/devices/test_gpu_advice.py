@@ -139,7 +139,7 @@ def test_the_line_of_a_gpu_that_is_used_and_of_a_machine_without_one():
     lines = gpu_lines(reports()["sh-framework-desktop-linux"])
     assert any(line.startswith("GPU: AMD Radeon 8060S runs models with") for line in lines)
     machine = detailed(RecordedHost({**RECORDINGS["vm-firecracker"], "backends": []}))
-    assert gpu_lines(machine) == ("GPU: none found; models run on the processor.",)
+    assert gpu_lines(machine) == ("GPU: none found; models run on the CPU.",)
 
 
 @pytest.mark.parametrize("name", sorted(RECORDINGS))

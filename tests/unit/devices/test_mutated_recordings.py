@@ -89,4 +89,4 @@ def test_every_file_empty_reads_as_unknown():
         }
         machine = detailed(RecordedHost(emptied))
         assert machine.memory.total_bytes is None
-        assert machine.devices[0].name == "unknown processor"
+        assert machine.devices[0].name == "unknown CPU"

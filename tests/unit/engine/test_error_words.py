@@ -88,7 +88,7 @@ OLD = (
     (
         NeverAtRest(60.4),
         (
-            "Tuning for energy is not possible now: other programs kept the processors busy for 60 s, so the idle "
+            "Tuning for energy is not possible now: other programs kept the CPU busy for 60 s, so the idle "
             "power of this computer is unknown. Close them and start again."
         ),
     ),

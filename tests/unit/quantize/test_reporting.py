@@ -210,7 +210,7 @@ def test_what_a_gpu_takes_is_learnt_apart_and_until_then_told_as_the_processors(
     assert before == seconds_by_phase(shape, {})
     untold = forecast(on_gpu, chosen, {})
     assert (untold.gpu_untimed, forecast(shape, chosen, {}).gpu_untimed) == (True, False)
-    assert "on the processor alone" in " ".join(summary(told(model, chosen, forecast=untold)))
+    assert "on the CPU alone" in " ".join(summary(told(model, chosen, forecast=untold)))
 
     took = {p: 0.1 * s if p in {"measure", "verify"} else 2 * s for p, s in before.items()}
     seen = measured(0.4, 0.35, 0.45)

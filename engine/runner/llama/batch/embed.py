@@ -420,7 +420,7 @@ class QuickChoice:
         if row.shape != quick.shape:
             raise NotQuick(f"in 8 bits their vectors have {quick.size} numbers, not {row.size}")
         cosine = float(row @ quick / max(float(np.linalg.norm(row) * np.linalg.norm(quick)), 1e-12))
-        took = f"{len(text)} tokens: {quick_s * 1000:.1f} ms of processor in 8 bits, {slow_s * 1000:.1f} without"
+        took = f"{len(text)} tokens: {quick_s * 1000:.1f} ms of CPU in 8 bits, {slow_s * 1000:.1f} without"
         if not cosine >= MIN_COSINE:  # also rejects NaN
             raise NotQuick(f"in 8 bits their vectors differ (cosine {cosine:.3f})")
         if quick_s > WORTH * slow_s:

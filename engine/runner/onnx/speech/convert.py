@@ -86,7 +86,7 @@ def _take(graph: Any, side: str, weights: dict[str, Floats]) -> None:
 
     def value(name: str) -> Any:
         if name not in stored:
-            raise BadSpeechModel(f"{name} is no constant of the {side}")
+            raise BadSpeechModel(f"{name} is not a constant of the {side}")
         return numpy_helper.to_array(stored[name])
 
     for node in graph.node:

@@ -88,7 +88,7 @@ def test_a_sign_in_that_fails_stores_nothing(far, tmp_path):
     far.refuses = ""
     far.page = "http://192.0.2.1/authorize"
     opened = []
-    assert "is no https address" in sign_in(config_of(far), tmp_path, opened.append).problem
+    assert "is not an https address" in sign_in(config_of(far), tmp_path, opened.append).problem
     assert opened == []
     assert SignIns().find(far.url) is None
 

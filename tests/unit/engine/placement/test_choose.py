@@ -265,7 +265,7 @@ def test_the_files_own_head_guesses_where_it_fits_and_nothing_else_does(tmp_path
 
 def test_a_processor_that_was_asked_for_is_not_said_to_be_faster_than_the_gpus(shape, path):
     pinned = placed(shape, path, HALO, PlacementLimits(device="cpu"))
-    assert not any("expected to be faster than the processor" in reason for reason in sentences(pinned.reasons))
+    assert not any("expected to be faster than the CPU" in reason for reason in sentences(pinned.reasons))
 
 
 @pytest.mark.usefixtures("without_our_kernels")
@@ -418,7 +418,7 @@ def test_the_ladder_goes_from_backend_to_processor(path):
         assert len(tried) < 40
     assert changes[0] == "use rocm instead (ROCm0)"
     assert "read prompts in chunks of 256 tokens" in changes
-    assert "run on the processor" in changes
+    assert "run on the CPU" in changes
     final = tried[-1]
     assert (final.devices, final.n_gpu_layers, final.repack, final.use_mmap) == ((), 0, False, False)
     assert len(set(map(repr, tried))) == len(tried)

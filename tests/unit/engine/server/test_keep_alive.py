@@ -16,5 +16,5 @@ def test_every_form_of_a_duration_is_read(duration, expected):
 
 @pytest.mark.parametrize("duration", ["--5m", "1h-5m", "", "+", ".", "5 m", "5d", "m"])
 def test_what_is_no_duration_is_refused(duration):
-    with pytest.raises(InputFault, match="is no duration"):
+    with pytest.raises(InputFault, match="is not a duration"):
         seconds(duration, "keep_alive")

@@ -193,7 +193,7 @@ MONITOR = {
 @pytest.mark.usefixtures("at_once")
 def test_a_meter_of_a_card_alone_says_nothing_of_the_processor():
     card = {path: value for path, value in MONITOR.items() if CARD in path}
-    with pytest.raises(NoPowerMeter, match="power meter for the processor"):
+    with pytest.raises(NoPowerMeter, match="power meter for the CPU"):
         asyncio.run(EnergyMeter(host(card), machine()).rest())
 
 
