@@ -64,8 +64,7 @@ class Span(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Builds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Builds of llama.cpp from `first` up to, not including, `until`, which is the build with the fix.
 
-    `good`: commits within this range that have the fix. `patches`: commits that fix it, each for the chips of a
-    pattern.
+    `good`: commits within this range that have the fix. `patches`: commits that fix it, by chip pattern.
     """
 
     first: int = 0

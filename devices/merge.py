@@ -130,7 +130,7 @@ def _memory(device: Device, listed: BackendDevice) -> Memory:
 
 
 def _within_heaps(device: Device) -> Device:
-    """The device with what its backends can use, where all of their heaps are smaller than the carve-out."""
+    """The device, limited to its backends' heaps if all of them are smaller than the carve-out."""
     memory, reach = device.memory, heap_bytes(device)
     if device.kind != "igpu" or not reach or reach >= HEAPS_SHORT * (memory.dedicated_bytes or 0):
         return device

@@ -49,7 +49,7 @@ _NEVER: Final = {
     "userfaultfd": (323, 282),
     "bpf": (321, 280),
 }
-# Memory, messages and semaphores of any program of the user; bubblewrap gives the command a namespace of its own.
+# Calls that reach shared memory, messages and semaphores of the user's other programs. bubblewrap isolates these.
 _SHARED: Final = {
     "shmget": (29, 194),
     "shmat": (30, 196),

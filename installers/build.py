@@ -45,7 +45,7 @@ def require_packs(program: Path, platform: str | None = None) -> None:
 
 
 def add_pack(program: Path, archive: Path, work: Path) -> None:
-    """Put a kernel pack into the program: Tessera's own kernels beside llama.cpp's libraries, others as an archive.
+    """Add a kernel pack to the program: Tessera's own kernels next to llama.cpp's libraries, others as an archive.
 
     Raises: PackRefused: the pack is invalid. SystemExit: its kernels are for another llama.cpp.
     """

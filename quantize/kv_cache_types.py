@@ -28,7 +28,7 @@ CACHE_TYPES: Final = {
     "q4_0": CacheType(2, 4.5, 0.0059, 0.0054),
     "iq4_nl": CacheType(20, 4.5),
 }
-# The type that is offered where the default has no room for a long context.
+# The type that is offered if a long context does not fit with the default type.
 EIGHT_BIT: Final = "q8_0"
 K_DAMAGE: Final = {name: row.k_damage for name, row in CACHE_TYPES.items() if row.k_damage is not None}
 V_DAMAGE: Final = {name: row.v_damage for name, row in CACHE_TYPES.items() if row.v_damage is not None}

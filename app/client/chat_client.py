@@ -32,7 +32,7 @@ from engine.core.version import __version__
 # Characters that need no escaping in a path and its query.
 _PLAIN = "/?&=%:+,;@~!$'()*-._[]"
 _AT_ONCE = 1 << 16
-# Right after its start, a server on a busy computer is still importing what the first such request needs.
+# Right after its start, a server on a busy computer is still importing modules for the first such request.
 PROOF_S = 30.0
 _MOST_PROOF = 4096
 Failed = (OSError, http.client.HTTPException)
@@ -237,7 +237,7 @@ def _hang_up(opened: socket.socket) -> None:
 
 T = TypeVar("T")
 CONNECT_S: Final = 2.0
-# Right after its start, a server on a busy computer is still importing what the first such request needs.
+# Right after its start, a server on a busy computer is still importing modules for the first such request.
 FIRST_S: Final = 30.0
 # A stream has pings. For other responses it counts from the last progress of a model that is being loaded.
 READ_S: Final = 600.0

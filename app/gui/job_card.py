@@ -150,7 +150,7 @@ def _is_usable(job: Job) -> bool:
 
 
 def _has_steps(job: Job) -> bool:
-    """Whether the progress is that of a quantization, not of the download before it."""
+    """Whether the progress belongs to a quantization, not to the download before it."""
     is_download = job.progress.phase in _DOWNLOAD
     return job.kind is JobKind.QUANTIZE and job.state in {"running", "paused"} and not is_download
 

@@ -189,7 +189,7 @@ class KnownServer(msgspec.Struct, frozen=True, kw_only=True):
     needs: str = ""
 
     def where(self, folder: Path | None = None) -> str:
-        """The address, or the command for a folder of the user; None is that of documents."""
+        """The address, or the command for a folder of the user; None means the documents folder."""
         if folder is None:
             folder = Path.home() / "Documents"
             folder = folder if folder.is_dir() else Path.home()

@@ -54,7 +54,7 @@ class Aloud:
     """Reads one text. `read` blocks; `stop` ends it from another thread."""
 
     def __init__(self, text: str, language: str = "", *, platform: str = sys.platform) -> None:
-        """Create it. `language`: a code as in `LANGUAGES`; if empty, that of the text's words."""
+        """Create it. `language`: a code as in `LANGUAGES`; if empty, it is detected from the text."""
         self._text, self._platform = text, platform
         self._language = language or language_of(text)
         self._stopped = threading.Event()

@@ -124,7 +124,7 @@ class Segment(Protocol):
 
 @dataclass
 class LiveTranscript:
-    """The sound whose words may still change, and what is known of them.
+    """The sound whose words may still change, and the facts known about it.
 
     `silent_s` is the transcribed time since the last word, `heard_s` the time since the beginning.
     """

@@ -26,7 +26,7 @@ RESERVE_FRAC = 0.1
 MIN_RESERVE_BYTES = 2 << 30
 # GB/s per lane and GT/s: 8b/10b coding up to 5 GT/s, then 128b/130b. Source: PCI Express.
 SLOW_LANE_GBS, LANE_GBS, SLOW_GTS, MOST_LANES = 0.1, 0.123, 5.0, 32
-# What a card behind Thunderbolt 3 or USB4 gets; the bridges' own registers say 1 GB/s, whatever the cable carries.
+# Bandwidth of a card behind Thunderbolt 3 or USB4; the bridges' own registers report 1 GB/s with any cable.
 # Source: Intel's Thunderbolt 3 technology brief, 22 Gbit/s of PCI Express.
 EXTERNAL_LINK_GBS = 2.7
 

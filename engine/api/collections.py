@@ -158,8 +158,8 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Search results, best passage first.
 
     `found` is an estimate from `coverage` and `cosine`: False if no passage seems relevant. `coverage` is the share
-    of the query's content words in one of the best passages. `cosine` is that of the nearest passage. `ways` are
-    the search modes that were used; `notes` give the reason if a mode was not used.
+    of the query's content words in one of the best passages. `cosine` is the similarity of the nearest passage.
+    `ways` are the search modes that were used; `notes` give the reason if a mode was not used.
     """
 
     passages: tuple[Passage, ...] = ()

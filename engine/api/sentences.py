@@ -16,7 +16,7 @@ from engine.message_catalog import command
 from engine.message_catalog.reasons import Reason
 from engine.placement.types import FitOption, Placement
 
-# More fields for clients: their types and values.
+# Additional fields for clients, with their types and values.
 _ADDED: Final[dict[type, dict[str, tuple[Any, Callable[[Any], object]]]]] = {
     Reservation: {
         "predicted_bytes": (int, lambda r: r.predicted_bytes),

@@ -429,7 +429,7 @@ class Catalogue:
         origin: Origin,
         earlier: str | None = None,
     ) -> ModelEntry:
-        """Store a candidate. `earlier` is the key of the entry that it replaces; default: that of a moved model."""
+        """Store a candidate. `earlier` is the key of the entry to replace, by default a moved model's."""
         path = Path(candidate.key)
         old = entries.get(candidate.key)
         if old is None:

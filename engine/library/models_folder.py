@@ -217,7 +217,7 @@ def _leave(catalogue: Catalogue, source: Path, target: Path, control: JobContext
 
 
 def _discard(target: Path) -> None:
-    """Delete what the job copied, and the folder if nothing else is in it."""
+    """Delete the files that the job copied, and the folder if nothing else is in it."""
     for name in _journal(target):
         for path in (target / name, _unfinished(target / name)):
             with contextlib.suppress(OSError):

@@ -355,7 +355,7 @@ def _is_for(row: MixtureSpeed, device: Device, backend: str) -> bool:
 
 
 def _unknown(device: Device) -> UnknownSpeed:
-    """What a GPU of this kind and memory usually has."""
+    """The usual speeds of a GPU of this kind and memory."""
     size = (device.memory.physical_bytes or 0) / 2**30
     rows = (row for row in chip_speeds().unknown if row.kind == device.kind)
     return next(row for row in rows if row.up_to_gib is None or 0 < size <= row.up_to_gib)

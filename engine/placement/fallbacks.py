@@ -24,8 +24,8 @@ SWITCHES: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "cuda": (("memory_not_pinned", ("GGML_CUDA_NO_PINNED",)),),
     "rocm": (("memory_not_pinned", ("GGML_CUDA_NO_PINNED",)),),
 }
-# A vendor's Vulkan drivers on Linux: the one that llama.cpp takes if several are installed, and the others.
-# Beginnings of the names of their lists.
+# A vendor's Vulkan drivers on Linux: the one that llama.cpp uses if several are installed, then the others.
+# Each is the start of a file name: drivers are listed in one JSON file each.
 DRIVERS: dict[str, tuple[str, str]] = {"AMD": ("radeon", "amd_"), "Intel": ("intel_icd", "intel_hasvk")}
 # Value in settings without restrictions.
 MAX_DRAFT = 16

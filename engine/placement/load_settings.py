@@ -183,7 +183,7 @@ def larger_context(
     place: Callable[[LoadSettings], Candidate],
     capacity: Callable[[MemoryEstimate], "Capacity | None"],
 ) -> ContextChoice | None:
-    """The largest context whose caches and buffers fit next to the weights; None if that of `base` stays.
+    """The largest context whose caches and buffers fit next to the weights; None if the context of `base` stays.
 
     Values set by the user, a client or raw arguments take precedence. `place` is the placement with given settings.
     It must be the same place for all contexts, so that no layer leaves a GPU for a longer context.

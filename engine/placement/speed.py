@@ -504,7 +504,7 @@ def _prompt_s(
         name = tensor.ggml_type.name
         if len(tensor.shape) == 1 or is_looked_up(tensor.name, shape):
             continue
-        if own and is_head(tensor.name, shape):  # all other rates were fitted with its products counted
+        if own and is_head(tensor.name, shape):  # the other rates were fitted with the head included
             continue
         used = tensor.num_values * (share if "_exps" in tensor.name else 1.0)
         by_type = type_speed(OWN_KERNELS if name in own else backend, name)

@@ -76,7 +76,7 @@ class RemoteRegistry:
             self._store.put(msgspec.structs.replace(stored, seen={**stored.seen, name: seen}))
 
     def devices(self) -> tuple[Device, ...]:
-        """The workers' devices, as those of a machine. A worker that was never reached has none."""
+        """The workers' devices, in the form of a machine's. A worker that was never reached has none."""
         return tuple(
             _device(remote, seen, index, reported)
             for remote in self.remotes

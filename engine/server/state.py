@@ -70,7 +70,7 @@ class ContextSizes:
         return model.facts.n_ctx if model is not None and model.ready and model.facts is not None else None
 
     async def largest(self, model_id: str, patience_s: float | None = None) -> int:
-        """The context that a model could have: by growing, or with a new load.
+        """The largest context that a model could have, by growing or with a new load.
 
         After `patience_s`, return the cached value or the one at load. Raises: ModelNotFound, BadModelFile.
         """

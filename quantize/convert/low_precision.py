@@ -170,7 +170,7 @@ def _weight_name(stored: str) -> str:
 
 
 def _of_one(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed:
-    """One weight, decoded by the tensors next to it."""
+    """One weight, decoded with its scales and similar tensors, which have the same base name."""
     if info.dtype in _TABLES:
         return _fp8(folder, base, name, info)
     if name.endswith(".qweight"):

@@ -28,7 +28,7 @@ _ALPHA_OF_ROLE = {
 # because its errors go directly into the head.
 _FIRST_LAYERS_WEIGHT, _LAST_LAYER_WEIGHT = 1.5, 1.2
 
-# How sensitive a model is as a whole differs more than anything else: its loss was 1.5 to 48 times the sum of
+# The overall sensitivity of models varies more than anything else: the loss was 1.5 to 48 times the sum of
 # alpha times error. Measured: tests/bench/results/loss_range.jsonl, ten sizes of three models; Llama 3 8B's
 # published losses are 3 times the sum. The middle of the range, and the factor to each of its ends:
 TYPICAL_SCALE = 8.7

@@ -126,7 +126,7 @@ class Checkpoints:
         return zlib.decompress(self._blob(entry.sha256).read_bytes())
 
     def restore(self, checkpoint: Checkpoint) -> Restored:
-        """Make the project's files those of a checkpoint. Raises: OSError, PathRefused."""
+        """Restore the project's files from a checkpoint. Raises: OSError, PathRefused."""
         present = self.save()
         removed = sorted(present.files.keys() - checkpoint.files.keys())
         changed = sorted(path for path, entry in checkpoint.files.items() if present.files.get(path) != entry)

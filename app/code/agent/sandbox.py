@@ -195,7 +195,7 @@ def _repository(repository: Path) -> list[str]:
 
 @contextlib.contextmanager
 def guarded(folder: Path) -> Iterator[Guard]:
-    """Create what a command must not create in a repository, so that it can be bind-mounted during the command.
+    """Create paths that a command must not create in a repository, so that they can be bind-mounted during it.
 
     After the block, the notes describe what the command created that could make the user's git run programs.
     """

@@ -120,7 +120,7 @@ class ContextMeter(QWidget):
         self._fit()
 
     def _fit(self) -> None:
-        """Set the size to that of the text and the bar."""
+        """Fit the size to the text and the bar."""
         self.setFont(self._theme.font("small"))
         metrics = self.fontMetrics()
         widest = metrics.horizontalAdvance(self._words(_FULL))

@@ -468,7 +468,7 @@ class ReadAloud(QObject):
         return self._aloud is not None
 
     def follow(self, widget: MessageWidget) -> None:
-        """Give a message its button."""
+        """Connect the read-aloud button of a message."""
         widget.read_aloud.connect(self.toggle)
         self._show(widget)
 

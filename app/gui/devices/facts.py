@@ -71,7 +71,7 @@ def device_name(device: Device) -> str:
 
 
 def _best(machine: Machine) -> tuple[Device | None, int]:
-    """The device that runs models best, and the bytes for models."""
+    """The best device for models, and the number of bytes for models."""
     best = max(machine.devices, key=lambda device: (rank(device), budget(device)), default=None)
     return best, max(budget(best) if best else 0, machine.memory.total_bytes or 0)
 

@@ -289,10 +289,7 @@ def scrolled(column: QLayout, name: str) -> QScrollArea:
 
 
 class _Subtitle(QLabel):
-    """The text below the title.
-
-    It has the height of its wrapped lines, which the header layout does not provide.
-    """
+    """The text below the title, as high as its wrapped lines, which the header layout does not ensure."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, textFormat=Qt.TextFormat.PlainText, wordWrap=True)

@@ -53,7 +53,7 @@ _AT_ONCE = 12
 _GAP_BYTES = 2048
 _MAX_WAITS = 5
 _LONGEST_WAIT_S = 300.0
-# A file of a few huge rows would be read as a whole. A small one may be, if its rows are few.
+# Limit of the sampled rows: a share of the file, or these bytes. A file of few, huge rows would be read as a whole.
 _MOST_SHARE, _LITTLE_BYTES = 0.03, 1 << 20
 # A relative error of all weights together as large as this means other weights, not rounding.
 _OTHER_WEIGHTS = 0.7

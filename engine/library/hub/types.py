@@ -168,7 +168,7 @@ class UploadLoss(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name that downloads it."""
+        """The name to download it by."""
         return f"{self.repo}:{self.label}"
 
 

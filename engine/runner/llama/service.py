@@ -325,7 +325,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                 self._exact.keep_context(message.id)
 
     def _resize(self, message: protocol.Resize, scheduler: Scheduler) -> None:
-        """Resize the context between two steps, then that of deterministic requests."""
+        """Resize the context between two steps, then the context of deterministic requests."""
         assert self._loaded is not None
         assert self._abort is not None
         started_at = time.monotonic()

@@ -91,7 +91,7 @@ async def prepared(
 
 
 def _typed(body: CompletionRequest, request: GenerationRequest, facts: ModelFacts) -> GenerationRequest:
-    """The request of an editor that formats its prompts itself, as at /infill; marks that it stops at are found."""
+    """The request of an editor that formats its prompts itself, as at /infill; its stop markers become text."""
     marked = not set(request.stop).isdisjoint(facts.fim.values())
     return msgspec.structs.replace(request, keep_special=marked, repeats=body.seed is not None)
 

@@ -15,7 +15,7 @@ from engine.runner.llama.native.model import LoadedModel
 MIN_STORED_TOKENS: Final = 64
 # A prompt of this length takes long enough to read that a copy of its state on disk is worth its time.
 SAVED_FROM: Final = 8192
-# Its copy passes through memory; at most this share of the memory that is free then.
+# The copy passes through memory: its maximum is free memory divided by this.
 COPY_DIVISOR: Final = 4
 # While others wait for their next token, only states up to this size are copied: it takes a tenth of a second.
 QUICK_COPY_BYTES: Final = 128 << 20

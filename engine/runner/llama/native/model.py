@@ -359,12 +359,12 @@ def make_context(loaded: LoadedModel) -> None:
 
 
 def padded(cells: int) -> int:
-    """Return the size that llama.cpp makes of a context of `cells`."""
+    """Return the size of a context of `cells` as llama.cpp rounds it up."""
     return -(-cells // MIN_CELLS) * MIN_CELLS
 
 
 def _first_created(create: Callable[[int], Any], loaded: LoadedModel, settings: LoadSettings, cells: int) -> Any:
-    """Return a context of `cells` or more: of the first reservation for which there is memory; None if of none."""
+    """Return a context of `cells` or more: the first reservation that fits in memory; None if none fits."""
     for size in _reservations(loaded, settings, cells):
         log.forget()
         # Without flash attention a token's values lie far apart: each would take a huge page.
