@@ -1,4 +1,4 @@
-"""Eight abusive clients and one honest one: how much later is the honest client's first token?
+"""Eight abusive clients and one honest one: how much later does the honest client get its first token?
 
     python tests/bench/abuse.py [--seconds 60] [--model spark]
 
@@ -133,7 +133,7 @@ def honest(url: str, model: str, seconds: float) -> list[float]:
 
 
 def abuse(url: str, model: str, names: list[str], told: "multiprocessing.Queue[tuple[str, str]]") -> None:
-    """The abusers, in a process of their own that leaves the processor to the others."""
+    """The abusers, in a separate process, so that they do not use the server's CPU time."""
     os.nice(19)
     work = misuses(model)
 

@@ -1,4 +1,4 @@
-"""`tessera bench` against llama-bench of the same llama.cpp commit: same settings, one run, taking turns.
+"""`tessera bench` against llama-bench of the same llama.cpp commit: same settings, in alternating order in one run.
 
     python -m tests.bench.against_llama_bench --tools FOLDER [--shapes qwen3-0.6b:Q4_K_M ...] [--rounds 3]
 

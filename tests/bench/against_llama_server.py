@@ -1,4 +1,4 @@
-"""The engine against llama-server and llama-bench of the same llama.cpp commit, one run, turn by turn.
+"""The engine against llama-server and llama-bench of the same llama.cpp commit, in alternating order in one run.
 
     python tests/bench/against_llama_server.py MODEL.gguf --tools FOLDER [--rounds 5] [--only NAME ...]
 
@@ -26,13 +26,13 @@ from tests.bench.rival import LlamaServer, llama_bench
 from tests.support.servers import RunningServer
 
 CONTEXT = 32768
-# The system tidies the memory of a process that ended; whoever is measured meanwhile pays for it.
+# The system cleans up the memory of a process that ended; this would slow the next measurement.
 AFTER_PROCESS_S = 6.0
 RIVAL_ROUNDS = 2
 
 
 class Sides:
-    """Both servers over one model; `ask(side, …)` speaks to one of them."""
+    """Both servers over one model; `ask(side, …)` sends a request to one of them."""
 
     def __init__(
         self, model: str, tools: Path, home: Path, threads: int, parallel: int | None, context: int = CONTEXT // 4
@@ -56,7 +56,7 @@ class Sides:
 
 
 def fresh(rng: random.Random, count: int) -> list[int]:
-    """A prompt nobody has cached."""
+    """A prompt that is not cached."""
     return [rng.randrange(300, 4000) for _ in range(count)]
 
 
@@ -171,8 +171,8 @@ def shared(sides: Sides, rounds: int, rng: random.Random) -> None:
 def arrivals(sides: Sides, rounds: int, rng: random.Random) -> None:
     """Eight requests that share 2,000 tokens nobody has computed, with gaps between them: the last first token.
 
-    llama-server computes each of them and takes a minute, always the same, so it is asked in the first rounds only;
-    each of ours is compared with its fastest.
+    llama-server computes each of them in a minute with little variation, so it is measured in the first rounds
+    only; each of ours is compared with its fastest.
     """
     for gap_s in (0.0, 0.005, 0.05, 0.5):
         last: dict[str, list[float]] = {"ours": [], "rival": []}
@@ -210,13 +210,13 @@ def restart(sides: Sides, rounds: int, rng: random.Random) -> None:
         (runner,) = sides.ours.runners()
         runner.kill()
         time.sleep(0.5)
-        sides.ask("ours", fresh(rng, 8), 2)  # the load itself is not what is measured
+        sides.ask("ours", fresh(rng, 8), 2)  # the load itself is not measured
         warm.append(sides.ask("ours", prompt, 2).first)
     report("known prompt after a restart against cold", warm, cold, "s", lower=True)
 
 
 def speculation(sides: Sides, rounds: int, rng: random.Random) -> None:
-    """A text that repeats itself, guessing ahead where it pays and not at all; and one that does not."""
+    """A text that repeats itself, with and without speculation, and one that does not."""
     block = fresh(rng, 60)
     for name, prompt in (("repeating", block * 4), ("not repeating", fresh(rng, 240))):
         on, off = [], []

@@ -1,4 +1,4 @@
-"""Files of equal size, ours and llama.cpp's presets with an importance matrix, on four kinds of text.
+"""Compares files of equal size on four kinds of text: Tessera's, and llama.cpp's presets with an importance matrix.
 
 Usage: python tests/bench/against_presets.py MODEL-F16.gguf [--llama-cpp DIR] [--presets Q3_K_M,Q4_K_M]
        [--tier balanced] [--tokens 4096] [--chunks 64] [--threads 2] [--work DIR] [--kinds chat,prose]
@@ -89,7 +89,7 @@ def preset_file(args: argparse.Namespace, preset: str) -> Path:
 
 
 def our_file(args: argparse.Namespace, preset: str, limit: int, checkout: Path = ROOT) -> Path:
-    """Our file for these bytes, made as a user makes it, by the project at `checkout`."""
+    """Tessera's file of this size, made like a user's by the project at `checkout`."""
     out: Path = args.work / f"{preset}-{checkout.name}-{args.tier}.gguf"
     if not out.exists():
         started, before = time.monotonic(), _processor_seconds()
@@ -108,7 +108,7 @@ def _processor_seconds() -> float:
 
 
 def _tessera(args: argparse.Namespace, checkout: Path, *words: object) -> str:
-    """Run `tessera quantize` of a checkout, with a home of its own; returns what it printed."""
+    """Run `tessera quantize` of a checkout, with a separate home folder; returns its output."""
     home = args.work / f"home-{checkout.name}"
     environment = {**os.environ, "TESSERA_HOME": str(home)}
     command = (sys.executable, "-m", "app", "quantize", *words, "--threads", args.threads, "--yes")
@@ -213,7 +213,7 @@ def main() -> None:
         if args.earlier:
             rivals["the earlier commit"] = our_file(args, preset, limit, args.earlier.resolve())
         for name, text in judged.items():
-            # The last file is the one that a share is of.
+            # The share is relative to the last file.
             for rival, path in rivals.items():
                 task = VerifyRequest(
                     reference=args.model,

@@ -1,4 +1,4 @@
-"""How many answers to everyday questions end by themselves: ours and llama-server's, each as it ships, in one run.
+"""Counts answers to everyday questions that end by themselves, for Tessera and llama-server as shipped.
 
     python tests/bench/answers_end.py MODEL.gguf --tools FOLDER [--prompts 30] [--seeds 3] [--out FILE]
 
@@ -27,7 +27,7 @@ AT_ONCE = 4
 
 
 def ask(url: str, question: str, seed: int, **options) -> dict:
-    """One answer, with what told how it ended."""
+    """One answer, with the reason for its end."""
     body = {
         "model": "bench",
         "messages": [{"role": "user", "content": question}],

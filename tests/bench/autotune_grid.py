@@ -1,4 +1,4 @@
-"""Autotune against an exhaustive grid: what each finds and what each costs, on stand-ins.
+"""Compares autotune with an exhaustive grid, results and time, on dummy-weight models.
 
     python -m tests.bench.autotune_grid smollm2-135m:Q4_K_M --folder DIR [--length 128] [--out points.csv]
 
@@ -62,7 +62,7 @@ async def measured(
 
 
 def tuned(settings: LoadSettings, machine: Machine, length: int, folder: Path, name: str) -> TuneReport:
-    """Autotune's report, kept beside the grid."""
+    """Autotune's report, stored next to the grid."""
     kept = folder / f"{name}-{length}-tuned.json"
     if kept.exists():
         return msgspec.json.decode(kept.read_bytes(), type=TuneReport)

@@ -41,7 +41,7 @@ def folders(root):
 
 
 def serve_hub(files, pipe):
-    """The hub in a process of its own, so that it does not share the client's interpreter."""
+    """The hub in a separate process, so that it does not share the client's interpreter."""
     with FakeHub() as hub:
         hub.add("org/Big-GGUF", files)
         hub.faults.delay_s, hub.faults.bytes_per_s = 0.05, 12.5e6

@@ -1,4 +1,4 @@
-"""Prompts on a busy computer with each number of threads: both sides in turn, next to busy loops.
+"""Prompts on a busy computer with each number of threads: in alternating order, next to busy loops.
 
 python -m tests.bench.busy_prompts [--model FILE] [--length 256] [--loops 0,2] [--rounds 5] [--record]
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def begin_loop(ends: ExitStack) -> None:
-    """Start a program that takes one core until `ends` closes."""
+    """Start a program that uses one core until `ends` closes."""
     loop = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     ends.callback(loop.wait)
     ends.callback(loop.kill)
@@ -33,7 +33,7 @@ def begin_loop(ends: ExitStack) -> None:
 async def measure(
     path: str, length: int, rounds: int, threads: list[int], loops: list[int]
 ) -> dict[tuple[int, int], list[float]]:
-    """Seconds of each prompt by (busy loops, threads), in turn."""
+    """Seconds of each prompt by (busy loops, threads), in alternating order."""
     found: dict[tuple[int, int], list[float]] = {}
     async with AsyncExitStack() as stack:
         meters = {}

@@ -48,7 +48,7 @@ KIN_WEIGHT = 2
 OWN_WEIGHT = 6
 # With so many chips of newer builds, older builds say nothing any more.
 MANY = 2
-# No chip reads more of its bandwidth; what a fit says beyond is a layer that costs less than assumed.
+# No chip uses more of its bandwidth; a higher fitted value means that a layer costs less than assumed.
 MOST_READ = 0.95
 GOALS = {"prompt": 1.20, "decode": 1.12}
 WITHIN = 1.5

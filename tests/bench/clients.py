@@ -39,7 +39,7 @@ class Reply:
 def complete(
     url: str, model: str, prompt, tokens: int, *, clock: Callable[[], float] = time.perf_counter, **options
 ) -> Reply:
-    """Stream one completion. `clock` is read at each line: seconds on the wall, or of the server's processor."""
+    """Stream one completion. `clock` is read at each line: wall-clock seconds, or the server's CPU seconds."""
     body = {
         "model": model,
         "prompt": prompt,
@@ -58,7 +58,7 @@ def complete(
     response = connection.getresponse()
     if response.status != 200:
         raise RuntimeError(response.read().decode())
-    # Lines are kept and read afterwards: a client that parses takes its share of the cores from both servers.
+    # Lines are stored and parsed afterwards: parsing would take CPU time from both servers.
     while line := response.readline():
         if len(line) > 2:
             lines.append((clock() - started, line))

@@ -248,7 +248,7 @@ class ByFile:
 
 @contextlib.contextmanager
 def embedding(model: Path | None):
-    """(name, function from texts to vectors) of a model in a server of its own; None without a model."""
+    """(name, function from texts to vectors) of a model in a separate server; None without a model."""
     if model is None:
         yield None
         return

@@ -1,4 +1,4 @@
-"""Decode speed through HTTP against the kernels' own: the same model, threads and length, taking turns.
+"""Decode speed through HTTP against the kernels' own: the same model, threads and length, in alternating order.
 
     python tests/bench/decode_overhead.py MODEL.gguf [MODEL.gguf ...] [--tokens 96] [--rounds 5] [--threads 2]
 
@@ -32,7 +32,7 @@ def bare(path: str, threads: int, n_ctx: int, attention: str) -> None:
     from engine.runner.llama.native.model import FLASH_ATTN
 
     api = start_backends()
-    quiet = api.llama_log_callback(lambda *_: None)  # kept: llama.cpp calls it as long as it lives
+    quiet = api.llama_log_callback(lambda *_: None)  # stored, because llama.cpp calls it later too
     api.llama_log_set(quiet, None)
     model = api.llama_model_load_from_file(path.encode(), api.llama_model_default_params())
     params = api.llama_context_default_params()

@@ -1,4 +1,4 @@
-"""How well two measured points tell a model's speed at greater depths on this CPU.
+"""How well two measured points predict a model's speed at greater depths on this CPU.
 
 `python -m tests.bench.depth_curve FILE [--depths 0 4096 8192 16384 32768] [--points 0 8192] [--record]`
 

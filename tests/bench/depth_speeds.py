@@ -1,4 +1,4 @@
-"""Fit seconds per token over depth to published runs of chips, and say how far off that is for a model left out.
+"""Fit seconds per token over depth to published runs of chips, and report the error for a model that is left out.
 
 `python tests/bench/depth_speeds.py [--rows FILE] [--shapes FILE] [--write]`
 
@@ -61,7 +61,7 @@ BRANCHES = {
     "sycl": "sycl",
 }
 WIDE, BRAIN = re.compile(r"BF16|F16|F32"), re.compile(r"BF16")
-# How much a part's constant is held to the rule, against the weight of one file's rows; answers vary less.
+# Weight of a part's constant staying close to the rule, relative to one file's rows; answers vary less.
 HELD = {"decode": 0.6, "prompt": 0.003}
 # Errors beyond this count less.
 ROUGH = 0.1
@@ -81,7 +81,7 @@ UNPACK_SHARE = 0.15
 # SYCL has no products of its own for BF16. Source: runs of a B70, dense models: 91 to 97 GB/s of 608.
 SLOW_BRAIN = {"sycl": 5.0}
 GOALS = {"decode": (15, 4, 2), "prompt": (20, 10, 4)}
-DEEP_ENOUGH = 15_000  # tokens that a curve must reach to tell what a day takes
+DEEP_ENOUGH = 15_000  # tokens that a curve must reach to predict the time of a whole day
 FURTHER = 2000  # tokens between a measured point and one forecast from it
 # Least constants, where the rule has no such part.
 LEAST_DECODE = {"token_s": 2e-4, "linear_s": 5e-5, "attention_gflops": 6e4}
@@ -357,10 +357,7 @@ def day(read_s: Callable[[float], float], write_s: Callable[[float], float]) -> 
 
 
 def days(rows: Sequence[dict], judged: Sequence[dict], shapes: dict, *, without_model: bool) -> None:
-    """What an agent's day loses where backend and ubatch of a file are chosen by forecast.
-
-    `judged` are the rows of the choices. Drivers of one branch are one choice, which takes what the fastest takes.
-    """
+    """The slow-down of an agent's day where a file's backend and ubatch are chosen by forecast."""
     known, found, losses = groups(rows, shapes), groups(judged, shapes), []
     for chip, model in sorted({(key[0], row["arch"]) for key, of in found.items() for row in of}):
         choices: dict[str, dict[tuple[str, int], list[tuple[float, float]]]] = {}

@@ -1,4 +1,4 @@
-"""The right passage among the first five: Tessera's search and an ordinary stack on the same 42 questions.
+"""Counts right passages among the first five, for Tessera's search and an ordinary stack, on the same 42 questions.
 
     python tests/bench/documents_against_stack.py CORPUS --embedding FILE.gguf --weights FOLDER
 
@@ -38,7 +38,7 @@ QUESTIONS = [
 ]
 FIRST = 5
 TOKENS, OVERLAP = 500, 50
-READ_TOKENS = 256  # what the model was trained on
+READ_TOKENS = 256  # the model's training data
 CANDIDATES, RRF = 50, 60
 
 

@@ -1,4 +1,4 @@
-"""Which way finds the right page: full text, vectors, or both; and whether a missing answer is told as such.
+"""Which search finds the right page, full text, vectors or both; and whether a missing answer is reported.
 
 python tests/bench/documents_found.py --moby FOLDER --python FOLDER --embedding MODEL.gguf [--server URL TOKEN]
 

@@ -1,4 +1,4 @@
-"""Index many pages with a real server: time, processor time, memory of all its processes, and bytes on disk.
+"""Index many pages with a real server: time, CPU time, memory of all its processes, and bytes on disk.
 
 python tests/bench/documents_index.py [PAGES] --text FILE... [--embedding MODEL.gguf] [--kill N]
 

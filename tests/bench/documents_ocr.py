@@ -1,4 +1,4 @@
-"""How much of a scanned page is read: pages of a text drawn as PDF, rendered, read by OCR in the reader's child.
+"""How much OCR reads of a scanned page: pages of a text drawn as PDF, rendered, read by OCR in the reader's child.
 
 python tests/bench/documents_ocr.py --text FILE... [--pages 20] [--turned] [--scanner]
 

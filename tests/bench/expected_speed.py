@@ -1,4 +1,4 @@
-"""The speed that is expected of a model before its first answer, and after some, against the measured one.
+"""Compares a model's expected speed, before and after its first answers, with the measured one.
 
     python -m tests.bench.expected_speed [--only qwen3-0.6b:Q8_0 ...] [--record]
 
@@ -44,7 +44,7 @@ class Measured:
         self.model = next(name for name in ids if name.startswith(shape))
 
     def expected(self) -> tuple[float, str]:
-        """Tokens per second, and what the figure is based on."""
+        """Tokens per second, and the basis of the figure."""
         placement = self.http.get(f"/tessera/v1/models/{self.model}/placement").json()["placement"]
         return placement["decode_tok_s"], placement["basis"]
 

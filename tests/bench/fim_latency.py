@@ -66,7 +66,7 @@ def write_coder(path: Path) -> Path:
 
 @contextmanager
 def served(model: Path | None) -> Iterator[tuple[Client, str | None]]:
-    """A server of its own home, and the id of the imported model (None: the toy)."""
+    """A server with a separate home folder, and the id of the imported model (None: the included one)."""
     with tempfile.TemporaryDirectory(prefix="fim-home-") as home:
         os.environ["TESSERA_HOME"] = home
         if model is not None:

@@ -87,7 +87,7 @@ def agents(url: str, token: str) -> list[Agent]:
 
 
 def report(server: str, model: str, found: list[Agent], note: str) -> None:
-    """Print and record what they took."""
+    """Print and record their times."""
     for one in found:
         waits = " ".join(
             f"{t['began']:.1f}+{t['wait']:.1f}s->{t['ended']:.1f}s ({t['computed']})" for t in one.turns

@@ -1,4 +1,4 @@
-"""What Tessera adds as a gateway: time to the first token, and CPU a token passed on.
+"""Measures Tessera's overhead as a gateway: time to the first token, and CPU time per forwarded token.
 
 `python -m tests.bench.gateway [streams] [tokens] [tok_s]`, from the project's root. The upstream is a process of
 its own that writes chunks at a fixed pace with its clock in each; the gateway is a real server process; the client
@@ -77,7 +77,7 @@ async def upstream():
 
 
 async def stream(port, model, tokens, pace):
-    """Seconds to the first token from sending, delays of each, over a connection of its own."""
+    """Seconds from sending to the first token, and the delays of each, over a separate connection."""
     reader, writer = await asyncio.open_connection(HOST, port)
     body = {
         "model": model,

@@ -1,4 +1,4 @@
-"""What growing a context costs: seconds and peak memory of three ways to move what was computed.
+"""Measures the cost of growing a context: time and peak memory of three ways to move the computed states.
 
     python tests/bench/growing_context.py MODEL.gguf [--tokens 8192] [--to 32768]
 
@@ -22,13 +22,13 @@ PROMPT = 512
 
 
 def peak_bytes() -> int:
-    """The most this process held since `reset_peak`."""
+    """Peak memory of this process since `reset_peak`."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
 
 def reset_peak() -> None:
-    """Begin anew."""
+    """Reset the peak."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -39,7 +39,7 @@ def held_bytes() -> int:
 
 
 def run(way: str, path: str, tokens: int, to: int) -> None:
-    """Fill the cells, grow, and print what it took."""
+    """Fill the cells, grow, and print time and memory."""
     sys.path.insert(0, str(ROOT))
     from engine.runner.llama.cache.resize import resize
     from engine.runner.llama.cache.state_buffer import pointer, state_buffer

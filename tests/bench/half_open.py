@@ -1,4 +1,4 @@
-"""What strangers' connections cost the others: thousands half open, heads without an end, packed and old requests.
+"""Measures how strange connections slow others: thousands half open, endless heads, packed and old requests.
 
     python tests/bench/half_open.py [--connections 2500] [--answers 20]
 
@@ -41,7 +41,7 @@ def address(server: RunningServer) -> tuple[str, int]:
 
 
 def answers(server: RunningServer, count: int) -> list[float]:
-    """Seconds of each of `count` answers of one token, one after the other, each on a connection of its own."""
+    """Seconds of each of `count` one-token answers, one after the other, each on a new connection."""
     times = []
     for _ in range(count):
         begun = time.perf_counter()
@@ -82,7 +82,7 @@ def half_open(server: RunningServer, connections: int, count: int) -> tuple[list
 
 
 def large_head(server: RunningServer) -> tuple[str, int, int]:
-    """(status, bytes it took, bytes the server grew by) for a head of 40 MB."""
+    """(status, bytes accepted, growth of the server in bytes) for a head of 40 MB."""
     process = psutil.Process(server.process.pid)
     before, sent = process.memory_info().rss, 0
     with socket.create_connection(address(server), 30) as one:

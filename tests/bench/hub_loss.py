@@ -1,4 +1,4 @@
-"""Does the estimated loss of files on a hub lie in its interval, and in the order of the measured losses?
+"""Checks that estimated losses of files on a hub are within their intervals, in the order of the measured losses.
 
 Usage: python tests/bench/hub_loss.py ORIGINAL.gguf FILE.gguf... [--tokens 2048] [--threads 2] [--work DIR]
        python tests/bench/hub_loss.py --judge

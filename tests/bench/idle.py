@@ -1,4 +1,4 @@
-"""What the program costs while nothing happens: wake-ups, processor time and memory of its processes (Linux).
+"""Measures the idle program: wake-ups, CPU time and memory of its processes (Linux).
 
     python tests/bench/idle.py MODEL.gguf [--seconds 60] [--window] [--tools FOLDER] [--record]
 
@@ -32,7 +32,7 @@ CONTEXT = 8192
 
 
 def threads(pids: list[int]) -> dict[tuple[int, str], tuple[int, int]]:
-    """Voluntary switches and nanoseconds on a processor of each thread."""
+    """Voluntary switches and CPU nanoseconds of each thread."""
     found = {}
     for pid in pids:
         for task in Path(f"/proc/{pid}/task").iterdir():

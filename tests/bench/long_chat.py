@@ -2,7 +2,7 @@
 
     python -m tests.bench.long_chat [--tokens 60000] [--context 8192] [--home FOLDER] [--threads N]
 
-With --home a run that was stopped goes on where it was; --threads 1 is faster beside programs that take the cores.
+With --home a stopped run continues where it was; --threads 1 is faster beside programs that take the cores.
 Prints how often it was compacted, what that took, whether the facts planted early stand in the folds, and what the
 model answers from the summaries and from the opened originals.
 """
@@ -78,7 +78,7 @@ def main():
             for upto in range(reached + 2, len(path) + 1, 2):
                 new = compaction(connection, client, chat_id, MODEL, given.context, upto, counts).run()
                 made += new
-                if new:  # an hour's run that is stopped has said this much
+                if new:  # an hour's run that is stopped has printed this much
                     print(f"message {upto}: {made} folds after {time.monotonic() - begun:.0f} s", flush=True)
             known = summaries.of_conversation(connection, chat_id)
             took = f"{made} folds in {time.monotonic() - begun:.0f} s"

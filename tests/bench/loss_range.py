@@ -1,4 +1,4 @@
-"""Does the loss of a file lie in the range that was shown before it was made? Ten sizes of each model.
+"""Checks that a file's loss is in the range shown before it was made, for ten sizes of each model.
 
 Usage: python tests/bench/loss_range.py MODEL.gguf... [--tokens 2048] [--threads 2] [--work DIR]
        python tests/bench/loss_range.py --judge
@@ -38,7 +38,7 @@ MOST_BITS = 7.8
 
 
 def measure(model: Path, args: argparse.Namespace) -> None:
-    """Make ten files between the smallest possible size and almost 8 bits, and record what each loses."""
+    """Create ten files between the smallest possible size and almost 8 bits, and record each one's loss."""
     file = read_gguf(model)
     spec = model_spec(file)
     values = sum(tensor.num_values for tensor in spec.tensors)

@@ -55,7 +55,7 @@ def measure(
 ) -> Row:
     """Predict, load, fill the context, compare.
 
-    `plain`: attention and ubatch as dispatched for a processor; `repack` False: weights as the file has them.
+    `plain`: attention and ubatch as chosen for a CPU; `repack` False: weights as in the file.
     """
     settings = LoadSettings(
         path=path,
@@ -83,7 +83,7 @@ async def _filled(settings: LoadSettings) -> int:
             async for _ in runner.generate(request):
                 pass
 
-        # A whole ubatch: beside answers of others a prompt is read in shorter steps, which use less of the buffers.
+        # A whole ubatch: next to other answers a prompt is read in shorter steps, which use less of the buffers.
         await generate(min(settings.n_ubatch, settings.n_ctx - ROOM), 5, answer=1)
         share = settings.n_ctx // settings.n_parallel - ROOM
         await asyncio.gather(*(generate(share, 3 + 2 * i) for i in range(settings.n_parallel)))

@@ -61,13 +61,13 @@ def write_mixture(path: Path, experts: int, steepness: float) -> Path:
             first[:, :2] = np.frombuffer(np.float16(0.1 / 127).tobytes(), np.uint8)
             first[:, 2:] = 127
         elif tensor.name.endswith(("attn_output.weight", "ffn_down_exps.weight")):
-            # What blocks add stays small beside the token's own embedding: else all tokens become alike.
+            # Blocks add little compared with the token's own embedding: otherwise all tokens become alike.
             blocks[:, :2] = np.frombuffer(np.float16(ADDED * EMBEDDING**-0.5 / 74).tobytes(), np.uint8)
     return path
 
 
 async def ask(runner: RunnerProcess, prompt: str, tokens: int, seed: int) -> tuple[list[float], int]:
-    """When each piece of an answer of random words came, and how many tokens the prompt had."""
+    """Arrival time of each piece of an answer of random words, and the length of the prompt in tokens."""
     sampling = SamplingParams(temperature=3.0, seed=seed, top_k=0, top_p=1.0, min_p=0.0)
     request = GenerationRequest(prompt=prompt, sampling=sampling, max_tokens=tokens, ignore_eos=True)
     times, read = [time.monotonic()], 0
@@ -154,7 +154,7 @@ def in_groups(limit_mib: int, disk_mb_s: float, folder: Path) -> None:
 
 
 def main() -> None:
-    """Each side in a child of its own, behind an empty page cache."""
+    """Each side in a separate child process that starts with an empty page cache."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--limit", type=int, default=1100)

@@ -1,4 +1,4 @@
-"""What a file's own head for the token after the next one wins when it is always right, and costs when it never is.
+"""Measures a file's MTP head: its gain when it is always right, and its cost when it is always wrong.
 
     python -m tests.bench.own_head [--arch glm4moe] [--rounds 5] [--threads 2]
 

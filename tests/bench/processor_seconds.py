@@ -1,4 +1,4 @@
-"""Processor seconds of both servers for the same work, in turns: what can be compared on a machine that others use.
+"""CPU seconds of both servers for the same work, alternating: comparable even on a machine that others use.
 
     python tests/bench/processor_seconds.py MODEL.gguf --tools FOLDER [--rounds 5] [--only ROW ...]
 
@@ -25,12 +25,12 @@ from tests.bench.clients import together
 from tests.bench.starting import spent
 from tests.bench.table import Values, in_turns
 
-# Late routes, the dry run and the grammar table come in the pauses after a first answer.
+# Late routes, the dry run and the grammar table are created in the pauses after a first answer.
 SETTLED_S = 20.0
 
 
 def cost(sides: Sides, side: str, requests: list[tuple[list[int], int]], **options) -> float:
-    """Processor seconds of one side for requests (prompt, tokens of the answer) that come at once."""
+    """CPU seconds of one side for concurrent requests (prompt, tokens of the answer)."""
     process = sides.ours.process if side == "ours" else sides.rival.process
     before = spent(process.pid)
     together([lambda p=p, n=n: sides.ask(side, p, n, **options) for p, n in requests])
@@ -40,7 +40,7 @@ def cost(sides: Sides, side: str, requests: list[tuple[list[int], int]], **optio
 def compared(
     name: str, sides: Sides, rounds: int, make: Callable[[], list[tuple[list[int], int]]], **options
 ) -> None:
-    """One line: tokens a processor second."""
+    """One line: tokens per CPU second."""
     found: Values = {"ours": [], "rival": []}
     for turns in in_turns(rounds):
         requests = make()

@@ -1,4 +1,4 @@
-"""Processor seconds of a prompt by kernel family: rewritten weights, the file's own, another backend, attention.
+"""CPU seconds of a prompt by kernel family: rewritten weights, the file's own, another backend, attention.
 
     python -m tests.bench.prompt_kernels MODEL.gguf [--rows 512 4096 1 8] [--rounds 3] [--threads 1] [--micro 128]
                   [--plugin LIBRARY] [--cpu LIBRARY] [--tiles LIBRARY] [--sides rewritten tiles]
@@ -25,12 +25,12 @@ STEPPED_ROWS, PROMPT_ROWS = 48, 512
 
 
 def child(side: dict[str, Any]) -> None:
-    """Answers each line on stdin (rows) with the processor and the wall seconds they took."""
+    """Answers each line on stdin (rows) with their CPU and wall-clock seconds."""
     from engine.runner.llama.native import llama_api
 
     api = llama_api.load_api()
     lib = llama_api.ggml(api)
-    quiet = api.llama_log_callback(lambda *_: None)  # kept: llama.cpp calls it as long as it lives
+    quiet = api.llama_log_callback(lambda *_: None)  # stored, because llama.cpp calls it later too
     api.llama_log_set(quiet, None)
     lib.ggml_backend_load.restype = ctypes.c_void_p
     cpu = side["cpu"] or llama_api.library_folder() / "libggml-cpu.so"

@@ -1,4 +1,4 @@
-"""Bytes against KL divergence: ours and the stock mixes of llama.cpp, as a table and a picture.
+"""Plots size against KL divergence, for Tessera's files and llama.cpp's presets, as a table and a picture.
 
 Usage: python tests/bench/quant_frontier.py [--model F.gguf] [--mixes Q3_K_M,Q4_K_M] [--kinds rows,gptq,smooth]
        [--tier balanced] [--tokens 32768] [--calibration-tokens 32768] [--llama-cpp DIR] [--threads 2]
@@ -83,7 +83,7 @@ class Row:
 
 @contextmanager
 def told(what: str) -> Iterator[None]:
-    """Print the seconds of wall and of processor time, children included, that something took."""
+    """Print the wall-clock and CPU seconds of a task, including children."""
     wall, cpu = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     yield
     now = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -132,7 +132,7 @@ def write(out: Path, request: MeasureRequest, measured: Measured, types: dict[st
 
 
 def judge_by_llama_cpp(tools: Path, reference: Path, text: Path, chunks: int, files: list[Path]) -> list[dict]:
-    """Figures of llama-perplexity. It now and then ends without its statistics: it is asked up to three times."""
+    """Figures of llama-perplexity. It sometimes ends without its statistics, so it is run up to three times."""
     base = files[0].with_name("reference.logits")
     env = {**os.environ, "OMP_WAIT_POLICY": "passive"}
     common = ["-f", str(text), "-c", "512", "--chunks", str(chunks), "-t", "2", "--kl-divergence-base", str(base)]
@@ -268,7 +268,7 @@ def judge(args: argparse.Namespace, rows: list[Row], text: Path) -> list[Point]:
 
 
 def table(points: list[Point]) -> None:
-    """Print what was found, with the ratio to the stock mix of the same size."""
+    """Print the results, with the ratio to the preset of the same size."""
     stock = {p.mix: p.kld for p in points if p.kind == "stock"}
     print(f"\n{points[0].text}\n")
     print("| size of | kind | bytes | KLD mean [95 %] | of stock | of forecast | KLD 99 % | top-1 % | PPL |")

@@ -1,4 +1,4 @@
-"""The first token after a question that was read while it was typed, or was not; and decode beside side work.
+"""First token after a question that was or was not prefilled during typing; decoding next to side work.
 
     python -m tests.bench.read_ahead [--rounds 5]
 

@@ -2,7 +2,7 @@
 
     python tests/bench/recompute_shapes.py [--context 32768]
 
-This script uses nothing of the program: no header, no list of tensors, no table of types. A test compares it with
+This script uses no code of the program: no header, no list of tensors, no table of types. A test compares it with
 what the program makes of headers with the same dimensions (tests/data/shapes/published.json, with sources).
 """
 

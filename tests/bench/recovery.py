@@ -1,4 +1,4 @@
-"""What wins back a part of a rounded model's loss without rounding it again? Each way alone, and the best together.
+"""Measures ways to reduce a rounded model's loss without rounding again: each alone, and the best together.
 
 Usage: python tests/bench/recovery.py [--model F.gguf] --work DIR [--mix Q2_K] [--ways WAY,...] [--foreign TEXT]
        [--windows 48] [--epochs 2] [--judged 16] [--rank 4] [--spectra] [--record]
@@ -452,7 +452,7 @@ def token_windows(torch: Any, files: Files, args: argparse.Namespace) -> dict[st
 
 
 def compare(files: Files, args: argparse.Namespace) -> None:
-    """Try every way and print, and perhaps record, what it leaves of the loss."""
+    """Try every method; print, and optionally record, the remaining loss."""
     import torch
 
     torch.manual_seed(0)

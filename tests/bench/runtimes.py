@@ -1,4 +1,4 @@
-"""llama.cpp and ONNX Runtime on the same weights, taking turns: tokens/s, time to first token, memory, logits.
+"""llama.cpp and ONNX Runtime on the same weights, alternating: tokens/s, time to first token, memory, logits.
 
     python tests/bench/runtimes.py chat [--model MODEL.gguf] [--types F16,Q8_0,Q4_0] [--rounds 5] [--threads 1]
     python tests/bench/runtimes.py embed [--rounds 5] [--threads 1,2]

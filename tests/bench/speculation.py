@@ -1,4 +1,4 @@
-"""Drafts on the edit of a file, where they cannot help, and in JSON: with and without, turn by turn, one runner.
+"""Drafts on the edit of a file, where they cannot help, and in JSON: with and without, alternating, in one runner.
 
     python tests/bench/speculation.py MODEL.gguf [--rounds 5] [--draft MODEL.gguf]
 

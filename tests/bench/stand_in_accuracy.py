@@ -1,4 +1,4 @@
-"""A stand-in against the real file it stands for: speed and memory, taking turns in one run.
+"""Compares a dummy-weight model with the real file: speed and memory, alternating in one run.
 
     python -m tests.bench.stand_in_accuracy MODEL.gguf ... [--turns 8] [--loads 5]
 

@@ -1,4 +1,4 @@
-"""From the start of a process to the first token: ours against llama-server of the same commit, turn by turn.
+"""From the start of a process to the first token: Tessera and llama-server of the same commit, alternating.
 
     python tests/bench/starting.py MODEL.gguf --tools FOLDER [--rounds 5]
     python tests/bench/starting.py --only starts     `--help`, server and window: processor seconds, recorded
@@ -40,7 +40,7 @@ def spent(pid: int) -> float:
 
 
 def named(model: Path) -> str:
-    """Its name in our library, which no model that comes with Tessera has."""
+    """The name in Tessera's library, which no included model has."""
     return f"bench-{model.stem}"
 
 
@@ -56,14 +56,14 @@ def compile_program(model: Path, folder: Path) -> None:
 
 
 def home_with(model: Path, folder: Path) -> Path:
-    """Folders nobody has used, with the model in them."""
+    """New folders with the model in them."""
     (folder / "models").mkdir(parents=True)
     (folder / "models" / f"{named(model)}.gguf").symlink_to(model)
     return folder
 
 
 def ours(model: Path, folder: Path, *arguments: str) -> tuple[float, float]:
-    """Seconds from the start of `tessera serve --model` to a first token, and processor seconds."""
+    """Seconds from the start of `tessera serve --model` to a first token, and CPU seconds."""
     started = time.perf_counter()
     server = RunningServer(home_with(model, folder), "--ctx", str(CONTEXT), "--model", named(model), *arguments)
     try:

@@ -47,12 +47,12 @@ Values = dict[str, list[float]]
 
 
 def in_turns(rounds: int) -> list[tuple[str, ...]]:
-    """Who is asked in each round, first to last."""
+    """The order of the sides in each round."""
     return [("ours", "rival") if i % 2 else ("rival", "ours") for i in range(rounds)]
 
 
 def start(model: Path, tools: Path, rounds: int) -> None:
-    """Process start to first token: as shipped, and with 16 requests at once. Folders nobody has used."""
+    """Process start to first token: as shipped, and with 16 requests at once. Uses new folders."""
     for name, more in (("as shipped", ()), ("--parallel 16", ("--parallel", "16"))):
         wall: Values = {"ours": [], "rival": []}
         spent: Values = {"ours": [], "rival": []}
@@ -100,7 +100,7 @@ def long_prompts(sides: Sides, rounds: int, rng: random.Random) -> None:
 
 
 def counted(sides: Sides, rounds: int, rng: random.Random) -> None:
-    """Eight that share 2,000 tokens nobody has computed: tokens we read of those asked for."""
+    """Eight requests that share 2,000 uncached tokens: share of the tokens that Tessera computed."""
     for gap_s in (0.0, 0.005, 0.05, 0.5):
         shares = []
         for _ in range(rounds):
@@ -186,7 +186,7 @@ def stand_in(cells: Cells, folder: Path, *, quarter: bool) -> Path:
 
 
 class Clock:
-    """Seconds of one side: on the wall, or of its processes' processor time."""
+    """Seconds of one side: wall-clock, or the CPU time of its processes."""
 
     def __init__(self, sides: Sides, side: str, *, processor: bool) -> None:
         started = [sides.rival.process.pid]

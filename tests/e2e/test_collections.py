@@ -355,7 +355,7 @@ def test_mcp_names_the_collections_that_there_are(server, sea):
 
 
 def test_a_reranker_that_appears_in_the_library_orders_the_passages(client, towns, tmp_path):
-    """A stand-in with random weights: it proves the way through the runner, not the quality of the order."""
+    """A dummy-weight model: it tests the runner, not the quality of the ranking."""
     asked = {"query": "Which mayor guards a secret pebble?"}
     assert client.post(f"{towns}/search", json=asked).json()["reranked_by"] == ""
     model = write_bert(tmp_path / "tiny-rank.gguf", rank=True)

@@ -133,7 +133,7 @@ def test_every_protocol_names_the_size(server, client, path, body, stream):
     leave(server, loaded["pid"], ROOM)
     long = json.loads(json.dumps(body).replace("LONG", "words " * 600))
     refused = client.post(path, json={"model": "first", "stream": stream, **long})
-    in_stream = path == "/v1/responses" and stream  # the first event comes at once, as OpenAI's
+    in_stream = path == "/v1/responses" and stream  # the first event is sent immediately, like OpenAI's
     assert refused.status_code == (200 if in_stream else 400), refused.text
     found = re.search(rf"has {START} and can grow to (\d+) in the free memory|> (\d+) maximum", refused.text)
     assert found, refused.text
@@ -157,7 +157,7 @@ def test_a_prompt_longer_than_any_context_is_told_the_size_that_fits(server, cli
 
 
 def test_what_would_have_to_be_unloaded_is_named_and_then_makes_room(server, client):
-    """A pinned model stays loaded; an idle one without a pin gives its memory back by itself."""
+    """A pinned model stays loaded; an idle one without a pin is unloaded."""
     first = start(server, client)
     small_machine.set_free(server.home / "meminfo", 800 * MIB)
     load(client, "second", n_ctx=2048, pinned=True)

@@ -84,7 +84,7 @@ def test_a_template_without_the_head_of_an_answer(server):
 
 
 def test_a_name_with_a_system_prompt_and_parameters_adds_them_in_both_protocols(server, post):
-    """A Modelfile's SYSTEM and PARAMETER lines: as if each request had said so, unless it says otherwise itself."""
+    """A Modelfile's SYSTEM and PARAMETER lines apply to each request unless it sets the same option."""
     manage = {"authorization": f"Bearer {server.token}"}
     made = {
         "model": "short",

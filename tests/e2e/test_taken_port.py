@@ -1,4 +1,4 @@
-"""A server is killed and another program takes its port: the terminal's next request does not go there."""
+"""A server is killed and another program takes its port: the terminal's next request is not sent to it."""
 
 import os
 import subprocess

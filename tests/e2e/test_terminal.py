@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def tessera(*arguments, stdin=None):
-    """A command with a server of its own, if it needs one; with that of a home where `running` is used."""
+    """A command, with a separate server if it needs one; with the server of a home where `running` is used."""
     given = {"input": stdin} if stdin is None or isinstance(stdin, str) else {"stdin": stdin}
     return subprocess.run(
         [sys.executable, "-m", "app", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=90, **given
@@ -41,7 +41,7 @@ def test_one_answer_and_its_speed():
 
 @pytest.mark.usefixtures("running")
 def test_a_prompt_is_given_piped_or_both_and_json_is_one_object(tmp_path):
-    """What is piped in stands below the prompt; `-` is a prompt that is only piped in."""
+    """Piped text is placed below the prompt; `-` is a prompt with only the piped text."""
     (tmp_path / "note.txt").write_text("a token\n")
     options = ("-t", "0", "--json", "--max-tokens", "8")
     given = json.loads(tessera("chat", "spark", "-p", "What is\n\na token", *options).stdout)

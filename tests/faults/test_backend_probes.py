@@ -1,4 +1,4 @@
-"""A backend probe may hang, crash, babble or be broken: the report is complete and says what happened."""
+"""A backend probe may hang, crash, print garbage or be broken: the report is complete and says what happened."""
 
 import shutil
 import sys
@@ -50,7 +50,7 @@ def test_each_way_to_fail_is_reported_and_none_delays_the_others(machine):
     trials = (*(trial(name, source) for name, (source, _) in PROBES.items()), *good)
     started = time.monotonic()
     reports = {r.backend: r for r in try_backends(machine, None, timeout_s=LIMIT_S, trials=trials)}
-    # A child that computes and gets little of a busy processor has several times its limit; one hangs for 600 s.
+    # A child that computes has several times the limit on a busy CPU; one hangs for 600 s.
     assert time.monotonic() - started < LIMIT_S * PATIENCE + 10
     for name, (_, reason) in PROBES.items():
         assert reports[name].state == "failed"

@@ -1,4 +1,4 @@
-"""Compaction killed again and again: no message is lost, no fold is half there, and it goes on to the end."""
+"""Compaction killed again and again: no message is lost, no fold is incomplete, and it continues to the end."""
 
 import json
 import random
