@@ -99,7 +99,7 @@ def test_a_head_has_a_size_limit(server):
 
 
 def test_requests_that_all_want_an_answer_get_one(patient):
-    """More at once than descriptors leave room for: the rest are told to come again."""
+    """More concurrent connections than descriptors: the rest are asked to retry later."""
     with httpx.Client(limits=httpx.Limits(max_connections=1)) as one:
         assert one.get(f"{patient.url}/health").status_code == 200
     with ExitStack() as stack:

@@ -47,7 +47,7 @@ def settings_for(path, paths, **changes):
 
 
 class Source:
-    """Places the model as a server does, with what was learned before."""
+    """Places the model as a server does, with the results of earlier loads."""
 
     def __init__(self, placer, settings):
         self.placer, self.settings = placer, settings

@@ -1,4 +1,4 @@
-"""A disk that is really full: a small tmpfs in a mount namespace of its own."""
+"""A disk that is really full: a small tmpfs in a separate mount namespace."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""FastFlowLM against a stand-in for its program: detected, started, spoken to, crashed, started again."""
+"""A fake FastFlowLM program is detected, started, sent requests, crashed and started again."""
 
 import stat
 import sys

@@ -26,7 +26,7 @@ def test_what_a_large_body_needed_is_given_back(tmp_path):
         for body in (large, many, large):
             refused = httpx2.post(f"{server.url}/v1/chat/completions", json=body, timeout=120)
             assert 400 <= refused.status_code < 500
-        # Without being told to, the C library mostly keeps 85 to 145 MB of it for good.
+        # By default the C library mostly never returns 85 to 145 MB of it.
         wait_for(lambda: process.memory_info().rss < before + 20e6, 120, "the memory of large bodies")
     finally:
         server.stop()

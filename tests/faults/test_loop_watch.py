@@ -1,4 +1,4 @@
-"""A real server whose event loop stands still ends, says where its threads are, and can be started again."""
+"""A real server whose event loop is stuck ends, reports the stacks of its threads, and can be started again."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ import pytest
 from tests.support.fakes.scripted import ScriptedServer
 from tests.support.servers import RunningServer, wait_for
 
-# The server as it is, but for its patience and a place where its loop can be held.
+# The real server with a shorter limit, and a hook that blocks its loop.
 HELD = """
 import signal, sys, time
 from engine.server import build_server

@@ -330,7 +330,7 @@ def test_short_answers_count_and_one_slow_answer_changes_little(path, paths):
 
 @pytest.mark.usefixtures("quiet")
 def test_what_one_model_read_does_not_replace_the_rule_for_another_on_the_processor(path, paths, monkeypatch):
-    """Its answers took what the rule says, but what it read per second depends on the type of its weights."""
+    """The response times follow the rule, but the read speed depends on the type of the weights."""
     monkeypatch.setattr("engine.placement.memory_admission.LARGE_READ_BYTES", 1 << 20)
     settings = LoadSettings(path=path, n_ctx=1024)
     placer = placer_with(paths, 3000)

@@ -87,7 +87,7 @@ def test_a_file_that_shrinks_under_a_loaded_model_ends_only_its_runner(tmp_path,
         with path.open("r+b") as file:
             file.truncate(4096)
         answer = ask(running, "shrinking-model.gguf")
-        # Either every page was already in memory for good, or the runner died of a bus error and said so.
+        # Either every page was already permanently in memory, or the runner died of a bus error and reported it.
         if answer.status_code != 200:
             assert answer.json()["error"]["code"] in ("runner_died", "bad_model_file", "not_finite")
         assert ask(running, "spark").status_code == 200

@@ -1,4 +1,4 @@
-"""Logits that are not numbers: the request that causes them fails, and nobody else notices."""
+"""Logits that are not numbers: the request that causes them fails, and no other request is affected."""
 
 import asyncio
 
@@ -75,7 +75,7 @@ def test_it_fails_alone_too_and_leaves_nothing_behind(poisoned):
 
 
 def test_a_prefix_computed_beside_it_and_never_shown_is_not_used_again(poisoned):
-    """A prompt that is cancelled beside the poison may leave NaN in what is kept: the next one computes anew."""
+    """A prompt cancelled next to the NaN request may leave NaN in the cache: the next one is computed again."""
     long = PROMPTS[0] * 4
 
     async def work(runner):

@@ -1,4 +1,4 @@
-"""Execution providers that are missing, of a wrong release, crash or hang: said, and nothing else dies."""
+"""Execution providers that are missing, of a wrong release, crash or hang are reported, and nothing else dies."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""ONNX Runtime's official wheels report home by default; ours leave no file and open no connection."""
+"""ONNX Runtime's official wheels report home by default; Tessera's leave no file and open no connection."""
 
 import subprocess
 import sys

@@ -46,7 +46,7 @@ class Disk(apsw.VFS):
         self.steps.append(("acknowledged", what))
 
     def cuts(self, rng):
-        """Every step: the files at that moment, in three variants, and what was acknowledged before."""
+        """Every step: the files at that moment, in three variants, and the writes acknowledged before."""
         synced, written, pending, told = {}, {}, {}, []
         for kind, *step in self.steps:
             if kind == "acknowledged":
@@ -113,7 +113,7 @@ def _write(data, offset):
 
 
 def _alone(connection):
-    """A file system of Python's has no shared memory; a log works without it if one process uses it."""
+    """A file system implemented in Python has no shared memory; a log works without it if one process uses it."""
     connection.execute("PRAGMA locking_mode = exclusive")
     return connection
 
@@ -294,7 +294,7 @@ def test_an_index_is_whole_after_a_power_cut(tmp_path, monkeypatch, checkpoint):
             assert row.chars == sum(len(passage.text) for passage in store.chunks_of(row.id))
         orphans = "SELECT count(*) FROM vector WHERE chunk_id NOT IN (SELECT id FROM chunk)"
         assert store.connection.execute(orphans).get == 0
-        # Reading goes on where it ended.
+        # Reading continues where it ended.
         for document in store.documents():
             if document.state == READING:
                 ticket = store.resume(document.path)

@@ -1,4 +1,4 @@
-"""Everything that can go wrong while a file is made: the source stays as it is, and nothing unfinished remains."""
+"""Every possible fault while a file is made: the source stays unchanged, and no unfinished file remains."""
 
 import hashlib
 import json
@@ -90,7 +90,7 @@ def test_a_file_within_the_budget_that_explains_itself(tmp_path):
     assert left(tmp_path) == {"out.gguf", "out.tessera.json"}
     assert digest(source) == before
     assert {"hash", "plan", "write"} <= {p.phase for p in seen}
-    # A quick machine skips most names; the first is always told, and the end.
+    # A quick machine skips most names; the first and the end are always reported.
     written = [p for p in seen if p.phase == "write" and p.total > 0]
     assert {p.detail for p in written if p.detail} <= {t.name for t in file.tensors}
     assert file.tensors[0].name in {p.detail for p in written}

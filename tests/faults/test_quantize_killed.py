@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(os.name == "nt", reason="signals and mounts"),
 ]
 
-# Stops for ever where it is told to: its children may finish what they do, but nothing new begins.
+# Stops permanently at a given place: its children may finish their work, but nothing new begins.
 JOB = """
 import sys, time
 from quantize.measurements import decode
@@ -44,7 +44,7 @@ def tell(progress):
 forecast.MEASURED = tuple(t for t in forecast.MEASURED if t.name in sys.argv[3:])
 quantize(decode(sys.argv[1], QuantizeRequest), tell, lambda: False)
 """
-# In the order in which a job comes to them: each run goes on where the one before was killed.
+# In the order of a job: each run continues where the previous one was killed.
 PHASES = ("smooth", "survey", "moments", "errors", "alpha", "round", "write", "verify")
 
 
@@ -134,8 +134,8 @@ def test_kill_9_of_any_child_is_told_by_name_and_the_next_run_goes_on(tmp_path, 
             assert quantize(wanted, ignore, never).shipped == "ours"
 
 
-# In the order in which a job comes to them: each run goes on with what the one before had measured.
-# A folder is read once, when it is converted; that it changed is found at the end.
+# In the order of a job: each run continues with the measurements of the previous one. A folder is read once, when
+# it is converted; a change is detected at the end.
 CHANGES = [("text", "moments"), ("text", "errors"), ("text", "alpha"), ("text", "round"), ("source", "round")]
 
 
@@ -160,7 +160,7 @@ def test_a_source_or_text_that_changes_in_the_middle_is_told_and_nothing_is_kept
     assert quantize(wanted, ignore, never).shipped == "ours"
 
 
-# In the order in which a job comes to them: each run goes on with what the one before had measured.
+# In the order of a job: each run continues with the measurements of the previous one.
 def test_a_file_that_is_written_to_in_the_middle_leaves_nothing_of_the_other_in_the_cache(tmp_path):
     """Children map the file, so they read the changed weights, though the hash was taken before the change."""
     (tmp_path / "undisturbed").mkdir()

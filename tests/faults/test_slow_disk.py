@@ -1,4 +1,4 @@
-"""A disk that is slow or hangs while a runner or a server ends: what was computed is stored, with a time limit."""
+"""A disk that is slow or hangs while a runner or a server ends: computed states are stored, with a time limit."""
 
 import asyncio
 import os

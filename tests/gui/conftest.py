@@ -1,4 +1,4 @@
-"""Fixtures of the window's tests: offscreen, a home of its own, and no thread, timer or widget left behind."""
+"""Fixtures of the window's tests: offscreen, a separate home folder, and no thread, timer or widget left over."""
 
 import os
 import threading

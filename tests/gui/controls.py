@@ -34,7 +34,7 @@ PRESSES = {"click", "hover", "choose", "fill", "menu", "more", "command", "tick"
 
 @cache
 def controls():
-    """(module, words) of everything that can be pressed, chosen or written to; `{…}` stands for what varies."""
+    """(module, words) of all controls; `{…}` is a placeholder."""
     found = set()
     for path in sorted(WINDOW.rglob("*.py")):
         where = path.relative_to(WINDOW).as_posix()
@@ -59,11 +59,11 @@ def controls():
 
 @cache
 def presses():
-    """Words of what is pressed, by the name of the walk's module; what varies is `{}`."""
+    """Texts of pressed controls, by the name of the walk's module; `{}` is a placeholder."""
     found = {}
     for path in sorted((TESTS / "walk").glob("*.py")):
         tree = ast.parse(path.read_text("utf-8"))
-        meant = {}  # what a name may stand for: what it is given, or what is walked through
+        meant = {}  # possible values of a name: assigned ones, or those of a loop
         for node in ast.walk(tree):
             if isinstance(node, ast.For | ast.comprehension):
                 pairs = [(node.target, node.iter)]
@@ -115,4 +115,4 @@ def _words(node, meant, depth=3):
         for part in ast.iter_child_nodes(node):
             yield from _words(part, meant, depth)
             if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                yield part.value.strip("'\"") + "{}"  # the beginning of what is put together
+                yield part.value.strip("'\"") + "{}"  # the beginning of a concatenated text

@@ -118,7 +118,7 @@ class FakeServer:
             self._send(handler, 404, {"error": {"message": f"no route {path}", "code": "not_found"}})
 
     def _send(self, handler, status, document):
-        """A success is a struct of the contract, so that what tests pretend is what a server could say."""
+        """A success is a struct of the contract, so that a test's response is one that a server could send."""
         assert status >= 204 or isinstance(document, msgspec.Struct), document
         raw = b"" if document is None else msgspec.json.encode(document)
         handler.send_response(status)

@@ -1,4 +1,4 @@
-"""The door to background work: results reach the main thread, or nobody where their receiver is gone."""
+"""The door to background work: results reach the main thread, or are dropped if their receiver is gone."""
 
 import gc
 import threading
@@ -20,7 +20,7 @@ ROUNDS = 3_000
 
 
 def test_receivers_that_are_destroyed_while_their_results_come_do_not_break_the_window(qapp, qtbot):
-    """Workers end while the main thread destroys what they work for: a page that is left, a card taken away."""
+    """Workers end while the main thread destroys their receivers: a page that is left, a card that is removed."""
     background = Background()
     delivered, ended = [], []
 
@@ -120,7 +120,7 @@ class Paced:
 
 
 def test_a_silent_stream_wakes_nothing_and_loses_no_value(qapp, qtbot):
-    """A timer of 33 ms for each open stream kept the processor of an idle window awake."""
+    """A timer of 33 ms for each open stream kept the CPU of an idle window awake."""
     background = Background()
     more, batches, done = threading.Semaphore(0), [], []
     job = background.stream(lambda: Paced(2_000, more), batches.append, done.append)
@@ -184,7 +184,7 @@ def test_a_setting_that_no_worker_came_to_write_is_written_at_the_end(qapp, tmp_
 
 
 def test_no_worker_deletes_what_belongs_to_the_window(qapp, qtbot):
-    """Garbage in a cycle, such as a page that was closed, goes on the main thread."""
+    """Garbage in a cycle, such as a page that was closed, is collected on the main thread."""
     deleted_on, many = [], []
 
     class Page:

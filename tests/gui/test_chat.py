@@ -1,4 +1,4 @@
-"""The chat page against a server on loopback: what a user does, and what is on the disk afterwards."""
+"""The chat page against a server on loopback: a user's actions, and the resulting state on disk."""
 
 import threading
 from datetime import UTC, datetime

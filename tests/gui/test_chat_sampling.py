@@ -60,7 +60,7 @@ def test_what_is_typed_is_not_written_anew_under_the_hands_nor_lost_to_a_look_at
     field.selectAll()
     qtbot.keyClicks(field, "0.30")
     assert field.cleanText() == "0.30"
-    services.models.changed.emit()  # before what was typed has reached the chat
+    services.models.changed.emit()  # before the typed text has reached the chat
     assert field.value() == 0.3
     qtbot.waitUntil(lambda: page.controller.conversation.sampling.get("temperature") == 0.3)
 

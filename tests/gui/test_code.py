@@ -156,7 +156,7 @@ def test_stopping_keeps_the_window_usable(page, qtbot, server):
     page.composer.set_text("talk")
     page.composer.send()
     qtbot.waitUntil(lambda: page.transcript.last_answer.count("word") > 700)
-    server.hold.clear()  # it goes on as long as it is looked at
+    server.hold.clear()  # it continues while the page is visible
     bar = page.transcript.verticalScrollBar()
     assert bar.maximum() > 0
     qtbot.waitUntil(lambda: bar.value() == bar.maximum())  # it scrolls along
@@ -390,7 +390,7 @@ def test_stopping_the_agent_ends_its_command(page, qtbot, server, project):
 
 
 def test_closing_the_window_ends_an_agent_that_waits_for_an_answer(page, qtbot, server, project, services):
-    """The end waits for the workers: it did for ever, with nobody left to ask."""
+    """The end waits for the workers: it once waited forever, with no one to answer a question."""
     work(page, qtbot, server, EDIT)
     qtbot.waitUntil(page.consent.isVisible)
     ended = threading.Event()

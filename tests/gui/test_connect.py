@@ -1,4 +1,4 @@
-"""The Connect page writes real files in a home of its own."""
+"""The Connect page writes real files in a separate home folder."""
 
 import json
 
@@ -91,6 +91,6 @@ def test_documents_have_a_text_for_programs_that_speak_mcp(page, server, qtbot, 
     card.program.setCurrentText("Cursor")
     card.copy.click()
     assert json.loads(qapp.clipboard().text())["mcpServers"]["tessera-letters"]["args"][-1] == "Letters"
-    card.refresh()  # what is chosen stays
+    card.refresh()  # the selection stays
     card.collection.setCurrentText("All of these")
     qtbot.waitUntil(lambda: '"Papers",' in card.text.toPlainText())

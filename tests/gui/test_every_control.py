@@ -1,4 +1,4 @@
-"""Every control of the window is pressed in a walk, or stands here with the reason why not."""
+"""Every control of the window is pressed in a walk, or is listed here with the reason why not."""
 
 from collections import Counter
 

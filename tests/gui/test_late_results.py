@@ -38,7 +38,7 @@ from tests.gui.wire import SPARK, bench_result, job, sketch
 
 
 class Held:
-    """The store's thread, held until the end of the block: what is stored or read meanwhile comes afterwards."""
+    """The store's thread, held until the end of the block: later reads and writes wait."""
 
     def __init__(self, services):
         self._services, self._go_on = services, threading.Event()
@@ -214,7 +214,7 @@ def test_calls_that_cannot_go_on_end_the_answer(qtbot, services, page, server, m
 
 
 def test_a_double_click_presses_a_button_once(qtbot, theme):
-    """Its second press would meet what the first one put in this place, such as the next row's Delete."""
+    """Its second press would hit whatever replaced the button, such as the next row's Delete."""
     pressed = []
     for made, times in (
         (button("Revoke", lambda: pressed.append("revoke")), 1),

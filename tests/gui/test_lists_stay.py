@@ -1,4 +1,4 @@
-"""Lists that are read anew: nothing is lost under the pointer, and a slow answer does not replace a newer one."""
+"""Lists that are reloaded: nothing is lost under the pointer, and a slow answer does not replace a newer one."""
 
 import threading
 from types import SimpleNamespace

@@ -24,7 +24,7 @@ from app.gui.markdown.view import MarkdownView
 from app.gui.theme import tokens
 from tests.support.examples import examples
 
-# How fast examples are made says nothing of what they show.
+# The time to generate examples does not matter for the result.
 CROWDED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 SAMPLE = """# Title
 Some *text* with `code`, **bold** and a [link](https://example.org).

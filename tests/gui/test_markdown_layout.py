@@ -1,4 +1,4 @@
-"""Blocks of an answer stand below each other, whatever follows what: nothing is painted over, nothing is lost."""
+"""Blocks of an answer are below each other in any order: none overlap, none are lost."""
 
 import itertools
 
@@ -26,7 +26,7 @@ BLOCKS = {
     "table in a quote": "> | a |\n> |---|\n> | 1 |\n\n",
     "all in a list": "1. # h\n2. - x\n3.\n4. ***\n5. ```\n   x\n   ```\n\n",
 }
-GAP = 1.0  # pixels between what is painted, at least
+GAP = 1.0  # minimum pixels between blocks
 PADDING = 7  # of a cell, with its line
 
 

@@ -48,7 +48,7 @@ def places(page, toast):
 
 
 def resting(qtbot, services, page):
-    """The places of everything, after what is loaded for the page has come and been laid out."""
+    """The positions of all widgets, after the page's data has loaded and been laid out."""
     settled(qtbot, services)
     looks = []
 

@@ -98,7 +98,7 @@ def test_pulled_sides_are_kept_in_the_settings(qtbot, tmp_path):
     ],
 )
 def test_the_first_line_of_a_model_is_what_a_person_says(name, path, said):
-    """A name given by hand, or by its maker, stays as it is."""
+    """A name chosen by the user or by the model's maker stays unchanged."""
     assert spoken_name(msgspec.structs.replace(SPARK, name=name, path=path)) == said
 
 

@@ -1,4 +1,4 @@
-"""The power card on the Devices page: what is asked for reaches the server, and what comes of it is shown."""
+"""The power card on the Devices page: changes reach the server, and their result is shown."""
 
 from types import SimpleNamespace
 

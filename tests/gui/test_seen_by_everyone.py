@@ -81,7 +81,7 @@ def test_every_text_reaches_what_wcag_aa_asks_for(dark, high):
 
 
 def test_hints_in_empty_fields_have_the_contrast_of_other_words(qtbot, theme):
-    """A style sheet's own colour of a field makes its hint half transparent, unless told otherwise."""
+    """A style sheet's own colour of a field makes its hint half transparent, unless it sets the hint's colour."""
     for field in (QLineEdit(), QPlainTextEdit()):
         qtbot.addWidget(field)
         field.setPlaceholderText("Ask anything")
@@ -148,12 +148,12 @@ def cut_off(page):
 
 
 def nothing_is_cut(name, page):
-    """Looked at again and again: what was said this very moment has its room once the layout has run."""
+    """Checked repeatedly: a new message has its space only after the layout has run."""
     assert cut_off(page) == [], name
 
 
 def panels_and_dialogs(desktop):
-    """(name, widget) of what opens beside or above a page without an answer of a server, opened one by one."""
+    """(name, widget) of popups and side panels that open without a server's answer, opened one by one."""
     window = desktop.window
     window.show_page("chat")
     options = window.chat.options

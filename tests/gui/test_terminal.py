@@ -1,4 +1,4 @@
-"""The terminal of the Code page: what a command wrote, in colours, bounded, and no other escape sequence."""
+"""The terminal of the Code page: a command's output, with colours, limited, without other escape sequences."""
 
 import pytest
 from PySide6.QtWidgets import QApplication

@@ -14,7 +14,7 @@ from app.gui.server.page import LogPage, ServerPage
 
 
 def letters(plot):
-    """The heights of what is written in a chart: names of the axes, figures beside them, the legend."""
+    """The heights of a chart's texts: axis titles, axis labels, legend."""
     axes = [plot.getPlotItem().getAxis(side) for side in ("left", "bottom")]
     named = [axis.label.boundingRect().height() for axis in axes]
     figures = [axis.style["tickFont"].pixelSize() for axis in axes]

@@ -14,7 +14,7 @@ from engine.core.version import __version__
 
 
 class Releases(ThreadingHTTPServer):
-    """Answers every path with `body`; `asked` lists paths and what was sent with them."""
+    """Answers every path with `body`; `asked` lists paths and request bodies."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)

@@ -74,4 +74,4 @@ def test_an_address_that_is_none_says_why(qtbot, show, services, server):
     page.upstreams.url.setText("x")
     page.upstreams.add.click()
     qtbot.waitUntil(lambda: page.banner.text == "'x' is not an address.")
-    assert page.upstreams.url.text() == "x"  # what was typed stays
+    assert page.upstreams.url.text() == "x"  # the typed text stays

@@ -190,7 +190,7 @@ def test_dictation_writes_the_question_of_the_code_page(qtbot, show, services, l
     other = tmp_path / "other"
     other.mkdir()
     with qtbot.waitSignal(code.controller.opened):
-        code.open_folder(other)  # what is said is for the project that it was begun in
+        code.open_folder(other)  # the dictated text belongs to the project in which it was started
     assert not code.dictation.active
     qtbot.waitUntil(lambda: not children())
     assert server.bodies == []
@@ -304,7 +304,7 @@ def test_the_setting_takes_the_buttons_away(qtbot, page, dictation, services):
 
 @pytest.fixture
 def speaker(tmp_path, monkeypatch):
-    """The desktop's speech service: notes what it reads, for as long as nobody stops it."""
+    """The desktop's speech service: records the texts it reads, until it is stopped."""
     folder = tmp_path / "bin"
     folder.mkdir()
     path = folder / "spd-say"

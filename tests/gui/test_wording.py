@@ -44,7 +44,7 @@ def test_a_link_without_a_known_owner_names_none():
 
 @pytest.mark.parametrize(("dark", "contrast"), list(itertools.product((False, True), repeat=2)))
 def test_the_frame_of_a_check_box_can_be_seen(dark, contrast):
-    """WCAG 2.2, 1.4.11: parts of a control have 3:1 against what is beside them."""
+    """WCAG 2.2, 1.4.11: parts of a control have 3:1 against adjacent colours."""
     scheme = tokens(dark=dark, contrast=contrast)
     sheet = stylesheet(scheme.colours, "icons", unit=8, radius=8, small=12, body=14, title=22, dark=dark)
     rule = re.search(r"QCheckBox::indicator \{([^}]*)\}", sheet)[1]

@@ -34,7 +34,7 @@ CALLS = {"tr": 0, "_tr": 0, "translate": 1}
 
 
 def written():
-    """Texts that stand in the code where they are translated."""
+    """Texts that are written where they are translated."""
     found = set()
     for path in (*(ROOT / "app" / "gui").rglob("*.py"), ROOT / "app" / "generation_phase.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

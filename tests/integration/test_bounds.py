@@ -115,7 +115,7 @@ def jobs(folder):
     return make, remove
 
 
-# Row of the table: where its limit stands, and the functions that make and delete one by number and name.
+# Row of the table: the location of its limit, and the functions that make and delete one by number and name.
 REFUSED = {
     "uploaded file": ("engine.server.openai.files.MAX_FILES", files),
     "bytes of uploaded files": ("engine.server.openai.files.MAX_BYTES", files),

@@ -189,7 +189,7 @@ def test_a_smaller_context_keeps_prefixes_in_memory(model):
 
 
 def test_an_idle_context_goes_back_to_its_first_size(model, tmp_path, monkeypatch):
-    """The pool's timer, with the real admission: prefixes stay, and what the ledger holds is less again."""
+    """The pool's timer, with the real admission: prefixes stay, and the ledger's total shrinks."""
     monkeypatch.setattr(pools, "REAP_S", 0.02)
     monkeypatch.setattr(pools, "SHRINK_AFTER_S", 1e9)
     paths = Paths(*(tmp_path / name for name in ("config", "models", "state", "cache", "logs")))

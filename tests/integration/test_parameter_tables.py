@@ -48,7 +48,7 @@ def test_the_table_has_every_parameter_of_the_official_client_and_of_ours(rows, 
 
 @pytest.fixture(scope="module")
 def existing(server, tmp_path_factory):
-    """The objects that the placeholders of the tables stand for."""
+    """The objects that replace the placeholders of the tables."""
     folder = tmp_path_factory.mktemp("papers")
     (folder / "lease.txt").write_text("The rent is due on the fifth day of each month.\n" * 3)
     mine = {"authorization": f"Bearer {TOKEN}"}

@@ -1,4 +1,4 @@
-"""Single requests: the same request gives the same bits, whatever is cached and whatever ran before."""
+"""Single requests: the same request gives the same bits, regardless of the cache and of earlier requests."""
 
 import asyncio
 import random

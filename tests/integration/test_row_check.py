@@ -38,7 +38,7 @@ def recorded(path, **settings) -> tuple[LoadSettings, list[RowsRecorded]]:
                     pass
 
             await asyncio.gather(*map(answer, PROMPTS))
-            await runner.stats()  # what was recorded is sent before
+            await runner.stats()  # recorded data is sent first
         finally:
             await runner.stop()
 

@@ -26,12 +26,12 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def no_leaks():
-    """The window is a process of its own here; its end is looked at by `Walk.close`."""
+    """The window is a separate process here; its end is checked by `Walk.close`."""
 
 
 @pytest.fixture(autouse=True)
 def home():
-    """Every window has folders of its own; see `open_window`."""
+    """Every window has separate folders; see `open_window`."""
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import time
 
 PROGRAMS = ("Xvfb", "openbox", "xdotool")
 WAIT_S = float(os.environ.get("WALK_WAIT_S", "150"))  # for what comes in a moment, on a crowded computer
-MANAGERS = 3  # one of some hundred ended as it started
+MANAGERS = 3  # about one in a hundred crashed at the start
 
 
 class Screen:
@@ -67,7 +67,7 @@ class Screen:
                 process.wait()
 
     def managed(self):
-        """Whether the window manager is there: without one nobody knows of desktops."""
+        """Whether the window manager is there: without one there are no desktops."""
         asked = ["xdotool", "get_num_desktops"]
         done = subprocess.run(asked, env=self.env, capture_output=True, timeout=WAIT_S, check=False)
         return done.returncode == 0

@@ -1,4 +1,4 @@
-"""What once stopped a user: each walk fails when that mend is taken back."""
+"""Faults that once blocked a user: each walk fails if the fix is reverted."""
 
 import os
 import signal

@@ -23,13 +23,13 @@ def walk(open_window):
 
 
 def rows(walk, question):
-    """What stands in the database of the chats."""
+    """Content of the chat database."""
     with sqlite3.connect(walk.home / "state" / "chats.db") as known:
         return known.execute(question).fetchall()
 
 
 def are_rows(walk, question, wanted):
-    """Wait until that stands in the database: it is written on a thread of its own."""
+    """Wait until this is in the database: a separate thread writes it."""
     wait_for(lambda: rows(walk, question) == wanted, 60, f"{wanted} of {question}")
 
 

@@ -57,7 +57,7 @@ def talker():
 
 @pytest.fixture(scope="module")
 def editor(tmp_path_factory):
-    """A folder with an editor that writes down what it shall open."""
+    """A folder with an editor that records the files it is given."""
     folder = tmp_path_factory.mktemp("bin")
     (folder / "code").write_text(EDITOR)
     (folder / "code").chmod(0o755)

@@ -26,7 +26,7 @@ def walk(open_window, tmp_path_factory):
 
 
 def status(walk, key):
-    """What a program with this key is told; 0: no key."""
+    """The status that a program with this key gets; 0: no key."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     asked = urllib.request.Request(f"{walk.server()['url']}/v1/models", headers=headers)
     try:

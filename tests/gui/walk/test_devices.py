@@ -1,4 +1,4 @@
-"""The Devices page: what mends a backend is copied, and a model that lies elsewhere is pinned here."""
+"""The Devices page: the fix for a backend is copied, and a model that is in another folder is pinned here."""
 
 import shutil
 
@@ -26,7 +26,7 @@ def walk(open_window, tmp_path_factory):
 
 
 def placed(walk):
-    """State of the model in memory, and what it runs on."""
+    """The model's load state and its device."""
     models = walk.manage("loaded")["models"]
     return (models[0]["state"], models[0]["backend"] or "cpu") if models else None
 

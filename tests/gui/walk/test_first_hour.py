@@ -37,7 +37,7 @@ def test_the_first_hour_takes_twelve_clicks(walk, offered, tmp_path):
 
     walk.until("spot('Download', chat._welcome)")
     walk.picture("welcome")
-    click("Download", "chat._welcome")  # the recommended one stands first
+    click("Download", "chat._welcome")  # the recommended one comes first
     walk.until("chat.isVisible() and not desktop.services.models.get(chat.controller.conversation.model).demo", 400)
     walk.until("chat.composer.ready")
     click("What is photosynthesis?", "chat._welcome")

@@ -1,4 +1,4 @@
-"""A task is chosen by hand before a model is made to fit; what is told of the new file, here and on other pages."""
+"""A task is chosen by hand before a model is made to fit; the facts about the new file, here and on other pages."""
 
 import json
 import re

@@ -186,7 +186,7 @@ def test_making_a_model_fit_is_stopped_with_its_first_version(walk):
 
 
 def test_a_server_that_is_killed_at_work_says_what_became_of_it(walk):
-    """The job goes on by itself or says that it was cut off; nothing waits for ever."""
+    """The job continues by itself or reports that it was interrupted; nothing waits forever."""
     walk.go("Make it fit")
     walk.until(f"{FIT}.start.isEnabled()")
     walk.choose("How thorough", "Instant", FIT)

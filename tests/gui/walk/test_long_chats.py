@@ -15,7 +15,7 @@ FOLDS = "chat.controller.compactor.folds"
 
 @pytest.fixture(scope="module")
 def walk(open_window):
-    """Short answers, so that the context of the demonstration's model (1,024 tokens) fills as it is meant to."""
+    """Short answers, so that the context of the demonstration's model (1,024 tokens) fills at the intended pace."""
     return open_window(env={"TESSERA_CHAT_MAX_TOKENS": "40"})
 
 
@@ -25,7 +25,7 @@ def folds(walk, columns):
 
 
 def are_kept(walk, columns, wanted):
-    """Wait until these folds stand in the database."""
+    """Wait until these folds are in the database."""
     wait_for(lambda: folds(walk, columns) == wanted, 60, f"{wanted} in the database")
 
 
@@ -70,7 +70,7 @@ def test_a_summary_is_corrected_sent_whole_and_taken_back(walk):
     walk.until(f"len({FOLDS}) == 1")
     fold = f"chat.transcript.item(-{FOLDS}[0].id)"
     walk.until(f"{fold} is not None")
-    scroll_up(walk)  # it stands above what is left of the chat
+    scroll_up(walk)  # it is above the rest of the chat
     walk.click("Edit the summary", fold)
     walk.until("app.focusWidget().accessibleName() == 'Edit the summary'")
     walk.key("ctrl+a")
@@ -85,7 +85,7 @@ def test_a_summary_is_corrected_sent_whole_and_taken_back(walk):
     are_kept(walk, "opened", [(1,)])
     walk.tick("Send the original messages to the model", fold)
     walk.until(f"not {FOLDS}[0].opened")
-    walk.click(walk.until(f"{fold}.fold.accessibleName()"), fold)  # made anew by what was just pressed
+    walk.click(walk.until(f"{fold}.fold.accessibleName()"), fold)  # recreated by the last press
     walk.until("'What is part 1?' in reads(chat.transcript)")
     walk.click("Undo this summary", fold)
     walk.until(f"{FOLDS} == []")

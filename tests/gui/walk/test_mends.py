@@ -1,4 +1,4 @@
-"""What made a person stumble: each walk fails when that mend is taken back."""
+"""Faults that confused a user: each walk fails if the fix is reverted."""
 
 import shutil
 import time
@@ -40,7 +40,7 @@ def test_a_file_that_was_cut_short_and_one_that_was_moved_say_so(walk):
     assert moved.exists()
     moved.rename(walk.models / "wanderer.gguf")
     walk.go("Chat")
-    walk.go("Library")  # what was put into a folder is found when the page is opened
+    walk.go("Library")  # new files in a folder are found when the page is opened
     walk.until(f"{at} == [{str(walk.models / 'wanderer.gguf')!r}]")
 
 
@@ -166,7 +166,7 @@ def test_the_models_move_to_another_folder_and_the_next_server_finds_them(walk):
     walk.go("Library")
     target = walk.home / "drive"
     target.mkdir()
-    (target / "letter.txt").touch()  # not empty: the models get a folder of their own in it
+    (target / "letter.txt").touch()  # not empty: the models get a separate folder in it
     walk.click("Add a file or folder…", LIBRARY)
     walk.click("Move the models to another folder…")
     walk.key("Escape")

@@ -1,4 +1,4 @@
-"""Work that goes on says where it is, in a comparison of two models and on the Code page as in the chat."""
+"""Ongoing work shows its progress, in a comparison of two models and on the Code page as in the chat."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_a_comparison_says_of_both_models_where_their_answers_are(walk, tmp_path
     assert walk.ask("[m.model for m in chat.controller.tree.path()][-1]")
     answers = walk.ask(f"[p.message.status for p in {PAIR}.panes]")
     assert answers == ["complete", "complete"]
-    walk.click("Continue from here", PAIR)  # of the first: the newest is what it goes on from by itself
+    walk.click("Continue from here", PAIR)  # of the first model: by default the newest answer is continued
     walk.until(f"chat.controller.tree.leaf_id == {PAIR}.panes[0].message.id")
     walk.settle()
     walk.until("chat.isAncestorOf(app.focusWidget())")  # the keyboard stays in the chat

@@ -60,7 +60,7 @@ def test_enter_alone_names_a_prompt_by_its_first_words_and_replaces_no_other(wal
         walk.key("Return")
         walk.dialog_closed()
         walk.click("Saved prompts (/)", "chat.composer")
-        # "Explain" and "Save what is written" beside them
+        # "Explain" and "Save what is written" next to them
         walk.until(f"spot({name!r}) and app.activeModalWidget().list.count() == {number + 2}")
         walk.key("Escape")
         walk.dialog_closed()

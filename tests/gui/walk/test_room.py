@@ -1,4 +1,4 @@
-"""What is read gets the room: code beside its list, a plan on one screen, an answer close to its question."""
+"""Content gets the space: code next to its list, a plan on one screen, an answer close to its question."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def walk(open_window):
 
 def open_project(walk, *, is_reopened=False):
     walk.go("Code")
-    if not is_reopened:  # as it is by itself after a start
+    if not is_reopened:  # the default after a start
         walk.click("Open folder", f"{CODE}.empty")
         walk.choose_file(ROOT / "devices")
     walk.until(f"{CODE}.controller.has_project and {CODE}.composer.ready")

@@ -1,4 +1,4 @@
-"""Every setting, changed by hand: what is on the disk afterwards, and what the window does about it at once."""
+"""Every setting, changed by hand: the file on disk afterwards, and the immediate change in the window."""
 
 import sqlite3
 import tomllib
@@ -30,7 +30,7 @@ def kept(walk, name):
 
 
 def is_kept(walk, name, value):
-    """Wait until that stands in the file."""
+    """Wait until this is in the file."""
     walk.until(f"desktop.services.settings.now[{name!r}] == {value!r}")
     on_disk = None if BY_NAME[name].default == value else value  # written after the window knows it
     wait_for(lambda: kept(walk, name) == on_disk, 60, f"{name} in the file")

@@ -1,10 +1,10 @@
-"""Every page at every size of window, screen and text: nothing that is said is cut."""
+"""Every page at every size of window, screen and text: no text is cut off."""
 
 import itertools
 
 import pytest
 
-pytestmark = pytest.mark.timeout(900)  # thirteen pages, each until it stands still, on a crowded computer
+pytestmark = pytest.mark.timeout(900)  # thirteen pages, each until it stops changing, on a busy computer
 NAMES = (
     "Chat",
     "Documents",

@@ -1,4 +1,4 @@
-"""What is seldom pressed: leaving dialogs, choices of Make it fit, a folder read anew, scans, a first download."""
+"""Rarely used controls: leaving dialogs, choices of Make it fit, a reloaded folder, scans, a first download."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def walk(open_window):
 
 def test_dialogs_are_left_without_any_change(walk, tmp_path):
     walk.click("Tools", "chat.bar")
-    walk.until("'has not been measured' in says(chat)")  # what stands above the button comes a little later
+    walk.until("'has not been measured' in says(chat)")  # the part above the button appears a little later
     walk.click("Add tools…", "chat")
     walk.fill("Name", "never")
     walk.click("Cancel")

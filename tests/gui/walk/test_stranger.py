@@ -68,7 +68,7 @@ def visit_all_pages(walk):
 
 
 def test_from_the_first_start_to_a_connected_editor_in_eight_clicks(open_window, installed_model, tmp_path):
-    """The program as it is installed, nothing set, without a network; every click is one of the X server's."""
+    """The installed program with default settings, without a network; every click goes through the X server."""
     walk = open_window(env={"TESSERA_INSTALLED_MODELS": str(installed_model)}, network=False)
     before = walk.screen.clicks
     walk.until("app.focusWidget() is chat.composer.editor and window.isActiveWindow()")  # one can write at once
@@ -86,7 +86,7 @@ def test_from_the_first_start_to_a_connected_editor_in_eight_clicks(open_window,
     answers, clicks = [], walk.screen.clicks
     while not any("Quill" in answer for answer in answers):
         assert len(answers) < 5, answers
-        before += walk.screen.clicks - clicks  # what led to a wrong answer is no part of the path
+        before += walk.screen.clicks - clicks  # the cause of a wrong answer is not part of the path
         clicks = walk.screen.clicks
         walk.key("ctrl+n")
         walk.until("len(chat.controller.tree) == 0 and window.isActiveWindow()")

@@ -16,7 +16,7 @@ from tests.gui.walk.screen import WAIT_S
 from tests.support.servers import free_port, give_dry_runs, take_dry_runs
 
 ROOT = Path(__file__).resolve().parents[3]
-LATE_S = 10.0  # what has not come by then is asked for once more
+LATE_S = 10.0  # an event that has not arrived by then is requested again
 CUT_S = 15.0
 LONGEST_S = 0.12  # between two looks at what takes long; each costs the window some CPU time
 # Later, a click is no half of a double click: a list takes none that could be that of the one that opened it.
@@ -127,7 +127,7 @@ class Walk:
         return answer
 
     def _look(self, code):
-        """Whether that can be asked now, and what it is, or why not."""
+        """Whether this can be read now, and its value, or why not."""
         self.lines.write(json.dumps(code) + "\n")
         self.lines.flush()
         line = self.lines.readline()
@@ -135,7 +135,7 @@ class Walk:
         return json.loads(line)
 
     def until(self, code, seconds=WAIT_S):
-        """Wait until that is true; returns it. What cannot be asked yet is not true yet."""
+        """Whether this can be read now, and its value, or why not."""
         if answer := self.comes(code, seconds):
             return answer
         self.picture("late")
@@ -157,7 +157,7 @@ class Walk:
         self.ask(f"{widget}.setProperty('walked', True) and None")
 
     def settle(self):
-        """Wait until the window has painted what it was told and looks the same three times."""
+        """Wait until the window has painted its changes and three screenshots are equal."""
         seen = []
         for _ in range(60):
             seen = [*seen[-2:], self.ask("fingerprint()")]
@@ -166,7 +166,7 @@ class Walk:
             time.sleep(0.05)
 
     def cuts(self, root=""):
-        """What stays cut once all that was told has its room; see `cut`."""
+        """Texts that stay cut off after the layout is complete; see `cut`."""
         started = time.monotonic()
         while found := self.ask(f"cut({root})"):
             if time.monotonic() - started > CUT_S:
@@ -223,7 +223,7 @@ class Walk:
         self.screen.hand("key", "--delay", 5, *names)
 
     def has_keys(self):
-        """Wait until the keyboard has reached what stands in front."""
+        """Wait until the frontmost window has the keyboard focus."""
         if not self.comes("takes_keys()", LATE_S):  # a window that opens late is taken for one that steals it
             front = self.ask("int((app.activeModalWidget() or window).window().winId())")
             self.screen.hand("windowactivate", front)
@@ -236,7 +236,7 @@ class Walk:
         self.click_at(x + height // 2, y + height // 2)
 
     def fill(self, name, text, within="None"):
-        """Write that into the field, in the place of what is there."""
+        """Replace the text of this field."""
         for _ in range(3):
             self.click(name, within)
             if self.comes(f"{name!r} in words_of(app.focusWidget())", LATE_S):
@@ -248,7 +248,7 @@ class Walk:
         self.until(f"written() == {text!r}")
 
     def open_list(self, name, within="None"):
-        """Open a drop-down, and once more if what was loading meanwhile has closed it."""
+        """Open a drop-down, and again if a finished load has closed it."""
         for _ in range(3):
             self.click(name, within)
             if self.comes("app.activePopupWidget() is not None", LATE_S):
@@ -379,7 +379,7 @@ class Walk:
         """To a page: its destination in the bar on the left, then its name in the row above the page."""
         place, section = PAGES.get(page, (page, None))
         self.click(place, "window._rail")
-        if page == "Documents":  # beside the list of chats
+        if page == "Documents":  # next to the list of chats
             self.until("chat.isVisible()")
             if not self.ask("chat.sidebar.isVisible()"):
                 self.click("Show or hide the list of chats", "chat.bar")
@@ -388,13 +388,13 @@ class Walk:
             self.click(section, "window._sections")
 
     def picture(self, name):
-        """Keep what the screen shows where WALK_PICTURES says."""
+        """Save a screenshot in the folder WALK_PICTURES."""
         folder = os.environ.get("WALK_PICTURES")
         if folder:
             self.ask(f"picture({str(Path(folder) / name) + '.png'!r})")
 
     def server(self):
-        """What the server of this window told about itself; None when there is none."""
+        """The data that this window's server reports about itself; None without a server."""
         try:
             return json.loads((self.home / "state" / "server.json").read_text())
         except (OSError, ValueError):
@@ -427,7 +427,7 @@ class Walk:
 
 
 def has_namespaces():
-    """Whether this system lets a process have a network of its own."""
+    """Whether this system lets a process create a network namespace."""
     if not shutil.which(OWN_NETWORK[0]):
         return False
     return subprocess.run([*OWN_NETWORK, "true"], capture_output=True, check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""The program's own window, with an eye inside: says where things are on the screen and what they say.
+"""The program's own window, with an inspector inside: reports positions and texts of widgets.
 
 Run as `python -m tests.gui.walk.windowed SOCKET`. The walk moves the mouse and types through the X server; what is
 asked here changes nothing.
@@ -33,7 +33,7 @@ from app.gui import application
 from app.gui.widgets.basics import Banner
 
 TOAST_MS = 600_000  # on a crowded machine a walk looks late
-DOUBLE_CLICK_MS = 50  # the hand here is quick, and does not wait until a second click stands alone
+DOUBLE_CLICK_MS = 50  # the test clicks fast, and does not wait until a second click counts as separate
 
 
 class Eye(QObject):
@@ -83,7 +83,7 @@ class Eye(QObject):
 
 
 def screen_rect(widget, rect=None):
-    """Pixels of the X server: x, y, width, height of what is seen of it; empty when nothing is."""
+    """Pixels of the X server: x, y, width, height of its visible part; empty if it is hidden."""
     rect = widget.rect() if rect is None else rect
     seen = rect & widget.visibleRegion().boundingRect()
     if seen.isEmpty() or seen.width() < min(8, rect.width()) or seen.height() < min(8, rect.height()):
@@ -126,7 +126,7 @@ def fingerprint():
 
 
 def takes_keys():
-    """Whether the keyboard has reached what stands in front: a dialog that just opened is not active at once."""
+    """Whether the keyboard has reached the frontmost window: a new dialog is not active immediately."""
     if QApplication.activePopupWidget() is not None:
         return True
     active, modal = QApplication.activeWindow(), QApplication.activeModalWidget()
@@ -134,7 +134,7 @@ def takes_keys():
 
 
 def written():
-    """What stands in the field that has the keyboard."""
+    """Text of the field with the keyboard focus."""
     field = QApplication.focusWidget()
     for read in ("cleanText", "toPlainText", "text"):
         if callable(getattr(field, read, None)):
@@ -163,14 +163,14 @@ def spot(text, within=None, kind=QWidget, nth=0, *, disabled=False):
                 found += [screen_rect(widget.viewport(), rect) for rect in item_rects(widget, text)]
             elif isinstance(widget, kind) and text in words_of(widget):
                 into_sight(widget)
-                # The words beside a control often say the same: the control is what is meant.
+                # The label of a control often has the same text: the control is meant.
                 (said if isinstance(widget, QLabel) else found).append(screen_rect(widget))
     found = [rect for rect in [*found, *said] if rect]
     return found[nth] if len(found) > nth else None
 
 
 def toast_over(x, y, text):
-    """The button that closes the toast which lies over this point of the screen and does not say that text."""
+    """The close button of the toast that covers this point of the screen and does not have this text."""
     for root in roots():
         for toast in root.findChildren(Banner):
             rect = screen_rect(toast) if toast.isVisible() and toast.property("kind").startswith("toast") else []
@@ -228,7 +228,7 @@ def reads(widget):
 
 def cut(root=None):
     """Labels and buttons that get less room than their text needs: (class, text, needed, got)."""
-    QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)  # what was said this very moment
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)  # the newest message
     found = []
     for top in [root] if root is not None else roots():
         for made in [top, *top.findChildren(QWidget)]:

@@ -143,7 +143,7 @@ def test_one_damaged_part_leaves_the_others_readable(reader, tmp_path, monkeypat
     ids=["addresses", "brackets", "unknown", "no text", "zero"],
 )
 def test_a_mail_is_read_whatever_its_headers_are(tmp_path, head):
-    """A long list of addresses took a minute; a name of an encoding that nobody knows hid the text."""
+    """A long list of addresses took a minute; an unknown encoding name hid the text."""
     path = tmp_path / "a.eml"
     path.write_bytes(f"Subject: Boats\n{head}\n\nThe dory and the Übermut.\n".encode())
     [page] = mail.eml(path)

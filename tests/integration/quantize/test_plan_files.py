@@ -65,7 +65,7 @@ def follow(given, tmp_path, plan=None, **changes):
 
 
 def test_a_plan_makes_the_same_bytes_on_any_number_of_threads(given, tmp_path):
-    """Here on one instead of two; the next test goes on with four."""
+    """Here on one instead of two; the next test continues with four."""
     request, plan = given
     report = follow(given, tmp_path, threads=1, cache_dir=tmp_path / "cache")
     assert report.shipped == "ours"

@@ -44,7 +44,7 @@ def test_ignores_are_those_of_git_nested_and_negated(project):
     assert not found & (gone | {"node_modules/left/pad.js", ".git/config", "env/lib/site.py"})
     for path in [*found, *gone]:
         assert is_ignored(project, path) == (path not in found), path
-    # A collection of the same folder follows the same files, and leaves out what it has no reader for.
+    # A collection of the same folder follows the same files, and skips files without a reader.
     listed = {Path(file.path).relative_to(project).as_posix() for file in Walk([str(project)]).files()}
     assert {"src/keep.log", "src/only_here.txt", "src/shapes.py"} <= listed
     assert not listed & gone

@@ -1,4 +1,4 @@
-"""Checks what a command may do besides reading and writing: metadata, other processes, sockets, git's programs."""
+"""Checks a command's other permissions: metadata, other processes, sockets, git's programs."""
 
 import json
 import os

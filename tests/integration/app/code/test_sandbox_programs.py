@@ -149,7 +149,7 @@ def test_a_virtual_environment_in_the_home_works(project, home, kind, monkeypatc
     assert run_command(["own"], project, 90, SandboxPermissions()).output == "found\n"
 
 
-# Shims in PATH, and what they start. Private files of the same folders are below.
+# Shims in PATH, and the programs they start. Private files of the same folders are below.
 CHAINS = {
     ".cargo/bin/cargo": ("${RUSTUP_HOME:-$HOME/.rustup}", ".rustup/toolchains/stable/bin/cargo"),
     ".pyenv/shims/python9": ("${PYENV_ROOT:-$HOME/.pyenv}", ".pyenv/versions/9/bin/python9"),

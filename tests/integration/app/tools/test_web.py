@@ -1,4 +1,4 @@
-"""Web search and page reading on real servers: what is read, and what is refused."""
+"""Web search and page reading on real servers: accepted and refused pages."""
 
 import socket
 import ssl
