@@ -14,12 +14,12 @@ from typing import Final
 LOCK_S: Final = 20.0
 _POLL_S: Final = 0.005
 _LOCK: Final = ".lock"
-# Unfinished files of earlier versions named their process. The folder may be the user's own, so that nothing else
-# may match: `a.7.part` could be somebody's download.
+# Earlier versions put the process id in the names of unfinished files. Nothing else may match, because the folder
+# may be the user's own: `a.7.part` could be a download.
 _OF_A_PROCESS: Final = re.compile(
     r"[^/]*/\..+\.(\d+)(?:\.onnx)?\.partial|\.partial/import-(\d+)-.+|[^/]*/[0-9a-f]{32}\.(\d+)\.part"
 )
-# What a process that was killed in `write_atomically` leaves. A write takes seconds at most.
+# Files left by a process that was killed in `write_atomically`. A write takes seconds at most.
 _TEMPORARY: Final = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 _TEMPORARY_S: Final = 3600.0
 
@@ -98,7 +98,7 @@ def unfinished(target: Path) -> Iterator[Path]:
 def scratch_folder(parent: Path, name: str = "scratch") -> Iterator[Path]:
     """A new folder in `parent` for large temporary files, deleted at the end, or swept after a crash.
 
-    The system's folder for temporary files is often small or in memory, and nobody sweeps it. Raises: OSError.
+    The system's folder for temporary files is often small or in memory, and is not swept. Raises: OSError.
     """
     with unfinished(parent / name) as folder:
         folder.mkdir(mode=0o700)

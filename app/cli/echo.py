@@ -6,7 +6,7 @@ import click
 
 
 class InputRefused(click.ClickException):
-    """What was given cannot be used: a name that does not exist, a damaged file. See docs/cli.md for exit codes."""
+    """An argument cannot be used: an unknown name, a damaged file. See docs/terminal.md for exit codes."""
 
     exit_code = 3
 

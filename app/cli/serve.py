@@ -146,7 +146,7 @@ def command(
     if parent is not None:
         die_with_parent(parent)
     obey_offline()
-    # A device of the settings may come back. A typed name that is unknown is a mistake.
+    # A device in the settings may become available again. An unknown name on the command line is a mistake.
     if device is not None and ctx.get_parameter_source("device") is ParameterSource.COMMANDLINE:
         check_pin(open_resources(user_paths()).machine.full(), device)
     serve(

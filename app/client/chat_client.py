@@ -140,7 +140,7 @@ class HttpTransport:
                 raise TimeoutError(f"no response and no progress for {read_s:.0f} s")
 
     def _load_progress(self) -> list[Any] | None:
-        """Models that are being loaded, with their phase and progress; None if the server does not say."""
+        """Models that are being loaded, with their phase and progress; None if the server does not report them."""
         try:
             reply = self.ask("GET", "/tessera/v1/loaded", None, {}, CONNECT_S, FIRST_S)
             models = json.loads(reply.content)["models"]
@@ -239,9 +239,9 @@ T = TypeVar("T")
 CONNECT_S: Final = 2.0
 # Right after its start, a server on a busy computer is still importing modules for the first such request.
 FIRST_S: Final = 30.0
-# A stream has pings. For other responses it counts from the last progress of a model that is being loaded.
+# Streams have pings. For other responses, the time limit starts at the last progress of a load.
 READ_S: Final = 600.0
-# Pause between questions for that progress.
+# Pause between polls of that progress.
 LOOK_S: Final = 30.0
 NO_QUERY: Final[Mapping[str, Any]] = {}
 # One decoder per response type.

@@ -88,7 +88,7 @@ def find(
 ) -> tuple[ModelShape, LoadSettings]:
     """Shape and settings; only the headers of a repository are read. `projector` is loaded with the model.
 
-    Raises: ModelNotFound, the errors of HubClient and of reading the file; InputFault: `projector` is none.
+    Raises: ModelNotFound, the errors of HubClient and of reading the file; InputFault: `projector` is not one.
     """
     shape, settings = _resolve(model, catalogue, placer)
     if projector is not None and not _is_projector(Path(projector)):

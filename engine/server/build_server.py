@@ -265,7 +265,7 @@ def create_app(
 
 
 def _sweep(state: ServerState) -> None:
-    """Delete what killed imports, conversions, downloads, measurements and uploads left."""
+    """Delete leftovers of killed imports, conversions, downloads, measurements and uploads."""
     from engine.server.openai.files import Files
 
     paths = state.paths
