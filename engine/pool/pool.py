@@ -217,7 +217,7 @@ class Pool:
                         resolved.settings,
                         resolved.placement,
                     )
-                    model.chosen, model.pending = resolved.chosen, ()
+                    model.chosen, model.pending = resolved.chosen, self._set_since(resolved)
                     model.pinned = model.pinned or resolved.keep
                     model.phases = phases or StartupTimer()
                     model.notes.clear()
@@ -229,10 +229,16 @@ class Pool:
                 clock.load_s += time.monotonic() - began
         return model
 
+    def _set_since(self, resolved: ResolvedModel) -> tuple[str, ...]:
+        """Fields that the user set after this load was placed."""
+        if resolved.engine == REMOTE:
+            return ()
+        return self._source.chosen(resolved.model_id).pending(resolved.chosen)
+
     @staticmethod
     def _should_grow(model: LoadedModel, min_ctx: int) -> bool:
-        """Whether the loaded model should get a larger context."""
-        if not model.ready or model.facts is None:
+        """Whether the loaded model should get a larger context; a raw argument fixes the size for all."""
+        if not model.ready or model.facts is None or model.settings.engine_args.n_ctx is not None:
             return False
         return min(min_ctx, model.facts.n_ctx_train) > model.facts.n_ctx
 
@@ -247,7 +253,8 @@ class Pool:
         chosen = self._source.chosen(model_id)
         model.pending = chosen.pending(model.chosen)
         if model.pending == ("n_ctx",) and await self._grown_to(model, chosen.n_ctx or 0):
-            model.chosen, model.pending = chosen, ()
+            model.chosen = chosen
+            model.pending = self._source.chosen(model_id).pending(chosen)  # set while the context grew
         if not model.pending or await self._renew(model):
             return "now"
         return "when_idle"
@@ -259,6 +266,8 @@ class Pool:
         try:
             await self.grow(model, n_ctx, exact=True)
         except (ContextOverflow, RequestFailed):
+            return False
+        if model.facts is None or model.facts.n_ctx > n_ctx:  # another request was first, with a larger size
             return False
         model.settings = model.loaded_settings = msgspec.structs.replace(model.settings, chosen_ctx=n_ctx)
         model.limit_growth()

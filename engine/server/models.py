@@ -173,6 +173,8 @@ class ServedModels:
         Raises: ModelNotFound, BadModelFile, InputFault.
         """
         entry, settings = await self.unplaced(model)
+        if settings.engine_args.n_ctx is not None:  # it fixes the size for every client
+            min_ctx = 0
         n_ctx = min(min_ctx, entry.context_train or min_ctx)
         if n_ctx > settings.n_ctx or (n_ctx and self._context is None):
             settings = resize_context(settings, n_ctx)

@@ -1,10 +1,12 @@
 """Predicted and measured memory of long contexts, with every cell in use.
 
     python tests/bench/long_memory.py MODEL.gguf [--cases 65536:f16 131072:q8_0] [--ubatch 64] [--start 8192]
+        [--prompt 512]
 
-One prompt of 512 tokens is computed and its state put into as many sequences as fill the context: that fills the
-cells without hours of prefill. Then one step of `--ubatch` rows reads all of them. Each case runs in a process of
-its own. It needs the memory that it measures: with an 8B shape 15 GB for 64k and F16, as much for 128k and 8 bits.
+One prompt of `--prompt` tokens is computed and its state put into as many sequences as fill the context: that
+fills the cells without hours of prefill. Then one step of `--ubatch` rows reads all of them. Each case runs in a
+process of its own. It needs the memory that it measures: with an 8B shape 15 GB for 64k and F16, as much for 128k
+and 8 bits.
 With `--start` the context has this size at first, and doubles whenever it is full: measured is the peak.
 """
 
@@ -21,10 +23,10 @@ sys.path.insert(0, str(ROOT))
 from tests.bench.growing_context import peak_bytes
 from tests.bench.recording import record
 
-PROMPT, MOST_SEQUENCES = 512, 256
+MOST_SEQUENCES = 256
 
 
-def run(path: str, n_ctx: int, kv_type: str, ubatch: int, start: int) -> None:
+def run(path: str, n_ctx: int, kv_type: str, ubatch: int, start: int, prompt: int) -> None:
     """Predict, load, fill, read, and record the error."""
     from devices.detect import inventory
     from devices.host_real import RealHost
@@ -41,7 +43,7 @@ def run(path: str, n_ctx: int, kv_type: str, ubatch: int, start: int) -> None:
     from engine.runner.llama.native.vocabulary import LlamaVocabulary
     from engine.runner.protocol import LoadSettings
 
-    count = min(n_ctx // PROMPT, MOST_SEQUENCES) - 1
+    count = min(n_ctx // prompt, MOST_SEQUENCES) - 1
     settings = LoadSettings(
         path=path, n_ctx=n_ctx, kv_cells=n_ctx, n_parallel=max(1, (count + 1) // 2), n_threads=2, type_k=kv_type,
         type_v=kv_type, flash_attn="on", n_ubatch=ubatch, repack=False,
@@ -57,21 +59,21 @@ def run(path: str, n_ctx: int, kv_type: str, ubatch: int, start: int) -> None:
     vocabulary = LlamaVocabulary(api, loaded.vocab)
     ConstraintCompiler(vocabulary).compile(Constraint(kind="regex", source="x"))
     batch = Batch(loaded)
-    batch.add_prompt([5 + i % 200 for i in range(PROMPT)], 0, 0, last=True)
+    batch.add_prompt([5 + i % 200 for i in range(prompt)], 0, 0, last=True)
     assert batch.decode() == 0
     size = api.llama_state_seq_get_size(loaded.context, 0)
     state = state_buffer(size)
     api.llama_state_seq_get_data(loaded.context, pointer(state), size, 0)
     for seq_id in range(1, count):
-        if (seq_id + 1) * PROMPT > loaded.kv_cells:
+        if (seq_id + 1) * prompt > loaded.kv_cells:
             resize(loaded, 2 * loaded.kv_cells, 2 * loaded.kv_cells)
         assert api.llama_state_seq_set_data(loaded.context, pointer(state), size, seq_id)
     del state
     batch = Batch(loaded)
-    batch.add_prompt([7] * ubatch, PROMPT, 0, last=True)
+    batch.add_prompt([7] * ubatch, prompt, 0, last=True)
     assert batch.decode() == 0
     held = peak_bytes()
-    cells = count * PROMPT + ubatch
+    cells = count * prompt + ubatch
     kv = asked.part_bytes("kv")
     expected = asked.resident_bytes - kv + kv * cells // n_ctx
     at = {"model": Path(path).stem, "context": n_ctx, "cache": kv_type, "ubatch": ubatch, "cells in use": cells}
@@ -91,14 +93,16 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=["65536:f16", "131072:q8_0"])
     parser.add_argument("--ubatch", type=int, default=64)
     parser.add_argument("--start", type=int, default=0)
+    parser.add_argument("--prompt", type=int, default=512, help="at least a 256th of the context")
     parser.add_argument("--here", action="store_true", help="measure the only case in this process")
     given = parser.parse_args()
     for case in given.cases:
         n_ctx, _, kv_type = case.partition(":")
         if given.here:
-            run(given.model, int(n_ctx), kv_type, given.ubatch, given.start)
+            run(given.model, int(n_ctx), kv_type, given.ubatch, given.start, given.prompt)
             return
         same = [given.model, "--cases", case, "--ubatch", str(given.ubatch), "--start", str(given.start)]
+        same += ["--prompt", str(given.prompt)]
         subprocess.run([sys.executable, __file__, *same, "--here"], check=True, stderr=subprocess.DEVNULL)
 
 

@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx2
@@ -12,13 +13,15 @@ import httpx2
 class LlamaServer:
     """A llama-server process on a free port, with the settings a fair comparison needs."""
 
-    def __init__(self, tools: Path, model: str, *, threads: int, context: int, parallel: int) -> None:
+    def __init__(
+        self, tools: Path, model: str, *, threads: int, context: int, parallel: int, more: Sequence[str] = ()
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         command = [str(tools / "llama-server"), "-m", model, "--port", str(port), "-t", str(threads)]
-        command += ["-c", str(context), "-np", str(parallel), "--no-warmup", "--kv-unified", "-lv", "0"]
+        command += ["-c", str(context), "-np", str(parallel), "--no-warmup", "--kv-unified", "-lv", "0", *more]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         started = time.monotonic()
         while True:

@@ -114,19 +114,39 @@ def test_with_room_for_copies_no_file_is_written(server, client):
     assert resizes(server)[-1][1:] == ("2048", str(START), "reserve" if RESERVES else "memory")
 
 
+MESSAGES = [{"role": "user", "content": "LONG"}]
+PROTOCOLS = [
+    ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4}),
+    ("/v1/responses", {"input": "LONG", "max_output_tokens": 16}),
+    ("/v1/messages", {"max_tokens": 4, "messages": MESSAGES}),
+    ("/api/generate", {"prompt": "LONG", "options": {"num_predict": 4}}),
+    ("/api/chat", {"messages": MESSAGES, "options": {"num_ctx": TRAINED, "num_predict": 4}}),
+    ("/completion", {"prompt": "LONG", "n_predict": 4}),
+    ("/v1/completions", {"prompt": "LONG", "max_tokens": 4}),
+]
+MORE_PROTOCOLS = [
+    ("/api/chat", {"messages": MESSAGES, "options": {"num_predict": 4}}),
+    ("/api/generate", {"prompt": "LONG", "options": {"num_ctx": 700, "num_predict": 4}}),
+    ("/api/generate", {"prompt": "hi", "context": [5] * 700, "options": {"num_predict": 4}}),
+    ("/v1/completions", {"prompt": ["LONG", "LONG LONG"], "max_tokens": 4}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), [*PROTOCOLS, *MORE_PROTOCOLS])
+def test_every_protocol_grows(server, client, path, body):
+    """A prompt of more tokens than the context has, without a size or with one that is too small or large."""
+    loaded = start(server, client)
+    small_machine.set_free(server.home / "meminfo", 900 * MIB)
+    long = json.loads(json.dumps(body).replace("LONG", "words " * 130))
+    answer = client.post(path, json={"model": "first", "stream": False, **long})
+    assert answer.status_code == 200, answer.text
+    row = next(m for m in client.get("/tessera/v1/loaded").json()["models"] if m["id"] == "first")
+    assert row["n_ctx"] > START
+    assert row["pid"] == loaded["pid"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "LONG"}]}),
-        ("/v1/responses", {"input": "LONG"}),
-        ("/v1/messages", {"max_tokens": 4, "messages": [{"role": "user", "content": "LONG"}]}),
-        ("/api/generate", {"prompt": "LONG"}),
-        ("/api/chat", {"messages": [{"role": "user", "content": "LONG"}], "options": {"num_ctx": TRAINED}}),
-        ("/completion", {"prompt": "LONG"}),
-        ("/v1/completions", {"prompt": "LONG"}),
-    ],
-)
+@pytest.mark.parametrize(("path", "body"), PROTOCOLS)
 def test_every_protocol_names_the_size(server, client, path, body, stream):
     rows = client.get("/tessera/v1/loaded").json()["models"]
     loaded = next((m for m in rows if (m["id"], m["n_ctx"]) == ("first", START)), None) or start(server, client)

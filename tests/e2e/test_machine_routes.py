@@ -207,6 +207,12 @@ def test_raw_engine_arguments_reach_llama_cpp_and_the_ledger(client):
     assert greedy(client) == usual
     again = client.post("/tessera/v1/models/spark/load", json={"engine_args": {"ctx_size": 512}}).json()
     assert again["n_ctx"] == 512
+    for state in ("loaded", "cold"):  # what a client names neither reloads the model nor changes its size
+        named = {"model": "spark", "prompt": "Hi", "stream": False, "options": {"num_ctx": 1024, "num_predict": 2}}
+        assert client.post("/api/generate", json=named).status_code == 200
+        now = client.post("/tessera/v1/models/spark/load", json={"n_ctx": 1024}).json()
+        assert (now["n_ctx"], now["pid"] == again["pid"]) == (512, state == "loaded")
+        client.post("/tessera/v1/models/spark/unload")
     assert client.post("/tessera/v1/models/spark/load", json={"engine_args": {}}).json()["n_ctx"] == 1024
 
 

@@ -3,11 +3,12 @@
 import contextlib
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
 
-from tests.support.servers import RunningServer, wait_for
+from tests.support.servers import RunningServer, unfinished_answer, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -60,23 +61,8 @@ def ask(client, **options):
     return answer.json()
 
 
-@contextlib.contextmanager
 def answering(server, client):
-    """A model whose runner is paused in the middle of an answer until the block ends."""
-    with client.stream(
-        "POST",
-        "/v1/completions",
-        json={"model": MODEL, "prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True},
-    ) as stream:
-        lines = stream.iter_lines()
-        next(lines)
-        runner = next(r for r in server.runners() if r.pid == state(client)["pid"])
-        runner.suspend()
-        try:
-            yield
-        finally:
-            runner.resume()
-        assert any("[DONE]" in line for line in lines), "the answer came to its end"
+    return unfinished_answer(server, client, MODEL)
 
 
 def test_what_is_set_while_the_model_answers_holds_after_the_answer(server, client):
@@ -188,6 +174,27 @@ def test_a_larger_context_alone_does_not_wait(client):
     whole = ask(client, prompt="word " * 600)
     assert whole["usage"]["prompt_tokens"] > 512
     assert (state(client)["n_ctx"], state(client)["pid"]) == (1024, loaded["pid"])
+
+
+@pytest.mark.parametrize("then", [{"n_ctx": 512, "n_parallel": 2}, {"n_ctx": 384}])
+def test_what_is_set_while_the_context_grows_is_not_lost(server, client, then):
+    """A context grows between two steps; meanwhile another setting arrives, or a smaller size."""
+    client.post(f"{OURS}/load", json={"n_ctx": 256})
+    path, before = f"{OURS}/load-settings", state(client)["pid"]
+
+    def put(body):
+        sent = browsers.submit(client.put, path, json=body)
+        wait_for(lambda: client.get(path).json()["user"] == body)
+        return sent
+
+    with ThreadPoolExecutor(2) as browsers:
+        with unfinished_answer(server, client, MODEL, tokens=150):
+            answers = [put({"n_ctx": 512}), put(then)]
+        assert answers[1].result().json()["applies"] == "when_idle"
+    wait_for(lambda: state(client)["state"] == "loaded" and state(client)["pid"] != before)
+    assert (state(client)["n_ctx"], state(client)["pending"]) == (then["n_ctx"], [])
+    settings = client.get(f"{OURS}/placement").json()["loaded"]["settings"]
+    assert settings["n_parallel"] == then.get("n_parallel", settings["n_parallel"])
 
 
 def test_clients_are_told_what_the_context_can_be(client):

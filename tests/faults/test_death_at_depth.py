@@ -16,6 +16,7 @@ from engine.placement.fallbacks import prefill_fallbacks
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
+from engine.placement.types import ModelSettings
 from engine.pool.model_resolution import ResolvedModel
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
@@ -55,6 +56,9 @@ class Source:
     async def resolve(self, model, min_ctx=0):
         placed = self.placer.choose(model, self.settings)
         return ResolvedModel(model_id=model, engine="llama", settings=placed.settings, placement=placed)
+
+    def chosen(self, model):
+        return ModelSettings()
 
 
 def prompt(length=TOKENS):

@@ -16,6 +16,7 @@ from engine.message_catalog import command
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
 from engine.placement.resources import MachineState, open_resources
+from engine.placement.types import ModelSettings
 from engine.pool.model_resolution import ResolvedModel
 from engine.runner.buffers import BufferLog
 from engine.runner.protocol import LoadSettings
@@ -71,6 +72,9 @@ class Source:
 
     async def resolve(self, model, min_ctx=0):
         return ResolvedModel(model_id=model, engine="llama", settings=self.settings)
+
+    def chosen(self, model):
+        return ModelSettings()
 
 
 async def never(engine, path):

@@ -13,6 +13,7 @@ from engine.core.types import GenerationRequest, Started
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
+from engine.placement.types import ModelSettings
 from engine.pool import pool as pools
 from engine.pool.model_resolution import ResolvedModel
 from engine.runner.protocol import ContextWanted, LoadSettings
@@ -200,6 +201,9 @@ def test_an_idle_context_goes_back_to_its_first_size(model, tmp_path, monkeypatc
     class Source:
         async def resolve(self, name, min_ctx=0):
             return ResolvedModel(model_id=name, engine="llama", settings=settings)
+
+        def chosen(self, model):
+            return ModelSettings()
 
     async def ask(pool, prompt):
         loaded = await pool.acquire("m")

@@ -1,6 +1,7 @@
 """The official Ollama client with scripted responses, and behaviour that its users rely on."""
 
 import asyncio
+import json
 import threading
 import time
 
@@ -257,6 +258,26 @@ def test_bad_requests_are_texts_with_a_code(qwen, body):
     assert answer.status_code == 400
     assert isinstance(answer.json()["error"], str)
     assert answer.json()["code"] == "invalid_request"
+
+
+@pytest.mark.parametrize("value", [512.0, 512, None])
+def test_options_may_have_a_point_where_the_number_is_whole(qwen, value):
+    """Clients in languages without integers write 512.0."""
+    qwen.say("Hi")
+    options = dict.fromkeys(("num_ctx", "num_predict", "top_k", "seed", "repeat_last_n"), value)
+    answer = httpx2.post(
+        f"{qwen.url}/api/chat", json={"model": "spark", "messages": HI, "stream": False, "options": options}
+    )
+    assert answer.status_code == 200, answer.text
+    assert value is None or qwen.asked()[-1]["max_tokens"] == 512
+
+
+@pytest.mark.parametrize("value", [512.5, "512", True, [512], 1e400])
+def test_options_that_are_not_whole_numbers_are_refused(qwen, value):
+    body = {"model": "spark", "messages": HI, "options": {"num_ctx": value}}
+    answer = httpx2.post(f"{qwen.url}/api/chat", content=json.dumps(body).replace("Infinity", "1e400"))
+    assert answer.status_code == 400
+    assert "num_ctx" in answer.json()["error"]
 
 
 def test_an_answer_that_was_begun_is_continued(qwen, client):

@@ -10,6 +10,7 @@ import pytest
 
 from engine.core.errors import InputFault, NotEnoughMemory
 from engine.placement.model_settings import ModelSettingsStore
+from engine.placement.types import ModelSettings
 from engine.pool.model_resolution import ResolvedModel
 from engine.runner.protocol import LoadSettings
 from engine.server import sse
@@ -134,6 +135,9 @@ class Source:
     async def resolve(self, model, min_ctx=0):
         return ResolvedModel(model_id=model, engine="fake", settings=LoadSettings(path=model))
 
+    def chosen(self, model):
+        return ModelSettings()
+
 
 class OneFits(Unlimited):
     """Admits one model."""
@@ -217,6 +221,37 @@ def test_an_idle_model_leaves_after_its_time_to_live(tmp_path):
             await pool.close()
 
     assert run(scenario()) == [["b"]]
+
+
+class ChangedWhilePlaced(Source):
+    """A user sets the threads of a model while its first load is placed."""
+
+    def __init__(self):
+        self.user, self.placed = ModelSettings(), []
+
+    async def resolve(self, model, min_ctx=0):
+        before = self.user
+        self.placed.append(before.n_threads)
+        self.user = ModelSettings(n_threads=3)
+        return ResolvedModel(model_id=model, engine="fake", settings=LoadSettings(path=model), chosen=before)
+
+    def chosen(self, model):
+        return self.user
+
+
+def test_settings_that_are_set_while_a_load_is_placed_are_not_lost(tmp_path):
+    async def scenario():
+        source = ChangedWhilePlaced()
+        pool = FreePool(source, starter(tmp_path))
+        try:
+            first = await pool.acquire("a")
+            assert first.pending == ("n_threads",)
+            again = await pool.acquire("a")
+            return source.placed, again.pending, again is first
+        finally:
+            await pool.close()
+
+    assert run(scenario()) == [([None, 3], (), False)]
 
 
 class Starved(Unlimited):

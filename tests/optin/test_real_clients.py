@@ -67,7 +67,10 @@ def long_server(tmp_path):
 
 
 def launch(name, server, project, tmp_path, program, *arguments, model="spark", context=65536):
-    """Start the client as `tessera launch` would, in a home of its own."""
+    """Start the client as `tessera launch` would, in a home of its own.
+
+    goose has another subcommand for a single task than the one that opens a conversation.
+    """
     integration = INTEGRATIONS[name]
     endpoint = Endpoint(url=server.url, model=model, context=context)
     folder = tmp_path / "launch"
@@ -84,7 +87,8 @@ def launch(name, server, project, tmp_path, program, *arguments, model="spark", 
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
         **start.env,
     }
-    return run(program, start.argv[1:], arguments, project, environment)
+    first = [] if name == "goose" else start.argv[1:]
+    return run(program, first, arguments, project, environment)
 
 
 def run(program, first, then, project, environment):
@@ -114,14 +118,18 @@ def tool_calls(*calls):
     )
 
 
-def npm_program(clients, package, program):
+def npm_program(clients, package, program, path=None):
+    """The program of a package; `path` is where npm finds its node."""
     if shutil.which("npm") is None:
         pytest.skip("npm is not installed")
     folder = clients / "npm"
     folder.mkdir(exist_ok=True)
     found = folder / "node_modules" / ".bin" / program
     if not found.exists():
-        subprocess.run(["npm", "install", "--no-audit", "--no-fund", package], cwd=folder, check=True, timeout=600)
+        subprocess.run(
+            ["npm", "install", "--no-audit", "--no-fund", package], cwd=folder, check=True, timeout=600,
+            env={**os.environ, "PATH": path or os.environ["PATH"]},
+        )  # fmt: skip
     return found
 
 
@@ -222,6 +230,45 @@ def test_pi_changes_two_files(clients, server, project, tmp_path):
     assert "ONE = 1" in server.prompts()[1]
 
 
+GOOSE = "@aaif/goose-binary-linux-x64"  # goose's releases for npm
+ONE_TASK = ["run", "--no-session", "--with-builtin", "developer", "-t"]
+
+
+def test_goose_changes_two_files(clients, server, project, tmp_path):
+    program = npm_program(clients, GOOSE, "goose-binary-linux-x64")
+    server.say(tool_calls(("shell", {"command": "cat one.py"})))
+    server.say(tool_calls(("shell", {"command": "sed -i 's/ = \\([0-9]\\)/ = \\10/' one.py two.py"})))
+    server.say("Both numbers are ten times as large.")
+    done = launch("goose", server, project, tmp_path, program, *ONE_TASK, "Multiply the numbers by ten.")
+    assert (project / "one.py").read_text() == "ONE = 10\n", done.stdout + done.stderr
+    assert (project / "two.py").read_text() == "TWO = 20\n"
+    assert "ten times" in done.stdout
+    assert any("ONE = 1" in prompt for prompt in server.prompts())
+
+
+def openclaw(clients, url, project, tmp_path, task, *, model="spark", context=65536):
+    """Run one task of OpenClaw, with the configuration that `tessera launch openclaw --connect` writes."""
+    node = npm_program(clients, "node@24", "node").resolve().parent
+    path = f"{node}{os.pathsep}{os.environ['PATH']}"
+    program = npm_program(clients, "openclaw", "openclaw", path)
+    environment = local_home(tmp_path, PATH=path)
+    endpoint = Endpoint(url=url, model=model, context=context)
+    for edit in INTEGRATIONS["openclaw"].edits(Path(environment["HOME"]), endpoint):
+        write_private(edit.path, edit.after)
+    return run(program, ["agent", "exec", "--cwd", str(project)], [task], project, environment)
+
+
+def test_openclaw_changes_two_files(clients, server, project, tmp_path):
+    server.say(tool_calls(("read", {"path": "one.py"})))
+    server.say(tool_calls(("exec", {"command": "sed -i 's/ = \\([0-9]\\)/ = \\10/' one.py two.py"})))
+    server.say("Both numbers are ten times as large.")
+    done = openclaw(clients, server.url, project, tmp_path, "Multiply the numbers by ten.")
+    assert (project / "one.py").read_text() == "ONE = 10\n", done.stdout + done.stderr
+    assert (project / "two.py").read_text() == "TWO = 20\n"
+    assert "ten times" in done.stdout
+    assert any("ONE = 1" in prompt for prompt in server.prompts())
+
+
 TASK = "Multiply the number by ten."
 TEN_TIMES = "The number is ten times as large."
 
@@ -260,6 +307,18 @@ def answers_of_pi(files):
     return [*(tool_calls(("read", {"path": file})) for file in files), tool_calls(("edit", edit)), TEN_TIMES]
 
 
+def answers_of_goose(files):
+    change = f"sed -i 's/ONE = 1/ONE = 10/' {files[-1]}"
+    commands = (*(f"cat {file}" for file in files), change)
+    return [*(tool_calls(("shell", {"command": command})) for command in commands), TEN_TIMES]
+
+
+def answers_of_openclaw(files):
+    reads = (tool_calls(("read", {"path": file})) for file in files)
+    change = f"sed -i 's/ONE = 1/ONE = 10/' {files[-1]}"
+    return [*reads, tool_calls(("exec", {"command": change})), TEN_TIMES]
+
+
 # Package, answers, arguments.
 LONG = {
     "claude": (
@@ -282,6 +341,8 @@ LONG = {
         ],
     ),
     "cline": ("cline", answers_of_cline, [TASK]),
+    "openclaw": ("", answers_of_openclaw, []),
+    "goose": (GOOSE, answers_of_goose, [*ONE_TASK, TASK]),
     "pi": ("@earendil-works/pi-coding-agent", answers_of_pi, ["--no-session", "-p", TASK]),
 }  # fmt: skip
 
@@ -290,7 +351,10 @@ LONG = {
 def test_a_task_of_over_40000_tokens_goes_through_the_real_cache(clients, long_server, project, tmp_path, name):
     """Default settings: the context grows while the client works, and each turn computes only what is new."""
     package, answers, arguments = LONG[name]
-    program = npm_program(clients, package, name) if package else aider_program(clients)
+    command = "goose-binary-linux-x64" if name == "goose" else name
+    program = npm_program(clients, package, command) if package else None
+    if name == "aider":
+        program = aider_program(clients)
     for part in range(2):
         lines = (f"N{i} = {i}  # number {i} of part {part}\n" for i in range(700))
         (project / f"long{part}.py").write_text("".join(lines))
@@ -300,6 +364,8 @@ def test_a_task_of_over_40000_tokens_goes_through_the_real_cache(clients, long_s
         environment = local_home(tmp_path, CLINE_TELEMETRY_DISABLED="1")
         first = cline_arguments(tmp_path, "openai-compatible", f"{long_server.url}/v1", "long")
         done = run(program, first, arguments, project, environment)
+    elif name == "openclaw":
+        done = openclaw(clients, long_server.url, project, tmp_path, TASK, model="long", context=1 << 17)
     else:
         # Codex compacts near the end of its context, and here its own instructions have four times their tokens.
         context = 1 << 17 if name == "codex" else 1 << 16

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +140,21 @@ def wait_for(condition, seconds: float = 60.0, what: str = "condition") -> float
         time.sleep(pause)
         pause = min(0.06, 1.1 * pause)
     return time.monotonic() - started
+
+
+@contextlib.contextmanager
+def unfinished_answer(server: RunningServer, client: Any, model: str, *, tokens: int = 400) -> Iterator[None]:
+    """An answer whose runner is paused in the middle of it until the block ends; then it comes to its end."""
+    body = {"model": model, "prompt": "Once", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    with client.stream("POST", "/v1/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        loaded = client.get("/tessera/v1/loaded").json()["models"]
+        pid = next(row["pid"] for row in loaded if row["id"] == model)
+        runner = next(process for process in server.runners() if process.pid == pid)
+        runner.suspend()
+        try:
+            yield
+        finally:
+            runner.resume()
+        assert any("[DONE]" in line for line in lines), "the answer came to its end"

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from engine.core.errors import InputFault
 from engine.server.body import ANY, Body
@@ -16,6 +16,12 @@ class Options(SharedSampling):
     num_ctx: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     num_predict: Annotated[int, Field(ge=-2, lt=1 << 31)] | None = None
     repeat_last_n: Annotated[int, Field(ge=-1, le=1 << 20)] | None = None
+
+    @field_validator("num_ctx", "num_predict", "repeat_last_n", "top_k", "seed", mode="before")
+    @classmethod
+    def _whole(cls, value: object) -> object:
+        """A whole number that a client wrote with a point, such as 8192.0, as an integer: Ollama takes it."""
+        return int(value) if isinstance(value, float) and value.is_integer() else value
 
     def sampling(self) -> dict[str, Any]:
         """The request's sampling values on top of Ollama's defaults."""
