@@ -521,7 +521,7 @@ def moved_entry(entry: ModelEntry, source: Path, target: Path) -> ModelEntry:
 def _moved_from(entries: dict[str, ModelEntry], candidate: Candidate, details: Details) -> str | None:
     """The key of an entry whose files are gone and now are those of the candidate, or None.
 
-    A moved file keeps its size and time. A copy keeps its size and its name. Both keep what the header says.
+    A moved file keeps its size and time. A copy keeps its size and its name. Both keep the header's facts.
     """
     sizes = [file.size_bytes for file in candidate.files]
     times = [file.mtime_ns for file in candidate.files]
@@ -538,7 +538,7 @@ def _moved_from(entries: dict[str, ModelEntry], candidate: Candidate, details: D
 
 
 def _contents(details: Details) -> tuple[object, ...]:
-    """What the header says about the model, without what is derived from the file's name."""
+    """The header's facts about the model, without those derived from the file's name."""
     return details.architecture, details.title, details.n_params, details.context_train, details.type_bytes
 
 

@@ -147,7 +147,7 @@ def _copy_until_idle(source: Path, target: Path, control: JobContext, switch: Sw
 
 
 def _mirror(source: Path, target: Path, control: JobContext) -> int:
-    """Make the target like the source; returns the number of files that were copied or deleted."""
+    """Synchronize the target with the source; returns the number of files that were copied or deleted."""
     files = list(_files(source))
     sizes = {path: path.lstat().st_size for path in files}
     total, done, changed = sum(sizes.values()), 0, 0
@@ -190,7 +190,7 @@ def _copy(path: Path, inside: Path, source: Path, target: Path, control: JobCont
 
 
 def _leave(catalogue: Catalogue, source: Path, target: Path, control: JobContext, switch: Switch) -> Moved:
-    """Delete the old files that have a twin in the new folder, when no model reads them any more."""
+    """Delete the old files that have a copy in the new folder, when no model reads them any more."""
     control.report("deleting", 0, 0)
     catalogue.relocated(source, target)
     Trash(catalogue).relocated(source, target)

@@ -47,7 +47,7 @@ class LinkedFolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unlinked(msgspec.Struct, frozen=True, kw_only=True):
-    """Folders that are not linked any more, and ids of the models that were taken from the list. Files stay."""
+    """Folders that are not linked any more, and ids of the models that were removed from the list. Files stay."""
 
     folders: tuple[str, ...]
     removed: tuple[str, ...]

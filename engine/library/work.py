@@ -29,7 +29,7 @@ P = TypeVar("P")
 class PullTask(msgspec.Struct, frozen=True, kw_only=True):
     """Download `model` (see `parse_hub_name`) with `quant` and `revision` if given.
 
-    `update`: its newer version; `original`: the most exact file, to make others from it.
+    `update`: its newer version; `original`: the most exact file, as a source for others.
     """
 
     model: str

@@ -350,7 +350,7 @@ class _BoundedBody:
             raise BodyTooLarge
         beyond = max(self._num_taken - SMALL_BODY_BYTES, 0)
         if beyond:
-            self._owner = self._owner or request_owner.get()  # known since the check of the key
+            self._owner = self._owner or request_owner.get()  # known after the key check
             self._held_bytes.change(self._owner, beyond - self._mine)
             self._mine = beyond
             if self._held_bytes.is_full(self._owner):

@@ -105,7 +105,7 @@ class RecordingSign(QFrame):
             widget.hide()
 
     def hideEvent(self, event: QHideEvent) -> None:
-        """Report that the sign is no longer visible."""
+        """Report that this indicator is hidden."""
         super().hideEvent(event)
         self.hidden.emit()
 

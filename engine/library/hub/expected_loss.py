@@ -1,7 +1,7 @@
 """Estimates the loss of files on the hub from a sample of their rows, before anything is downloaded.
 
 Some 1.5 % of the rows of each file are compared with the same rows of the original. The relative errors of the
-tensors, times what is known of their sensitivity, give the expected KL divergence.
+tensors, multiplied by estimates of their sensitivity, give the expected KL divergence.
 """
 
 import hashlib
@@ -239,7 +239,7 @@ def _rounding(upload: _Upload) -> str:
 
 
 def _tested(catalogue: Catalogue, uploads: Sequence[_Upload]) -> tuple[str, float | None]:
-    """A model of the library with this shape whose quick test was made, and its result."""
+    """A model of the library with this shape that had a quick test, and its result."""
     if not uploads:
         return "", None
     details = gguf_details(uploads[0].parts[0], [t for _, t in uploads[0].tensors().values()])
@@ -401,7 +401,7 @@ def _usual(choice: QuantVariant) -> int:
 
 
 def _exact(choices: Iterable[QuantVariant], *, every: bool = False) -> list[QuantVariant]:
-    """Those that can stand for the original, the most exact ones first; with `every`, all of them."""
+    """The uploads that can replace the original, the most exact ones first; with `every`, all of them."""
     exact = [choice for choice in choices if every or _exactness(choice) < len(_EXACT_ORDER)]
     return sorted(exact, key=_exactness)
 
