@@ -1,4 +1,4 @@
-"""Reports which kernels each GPU uses, or why it uses none and how to fix that on this machine."""
+"""Why Vulkan cannot use the GPUs of a Linux machine, and the step that fixes it on this distribution."""
 
 import re
 from typing import Final, NamedTuple
@@ -6,10 +6,11 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from devices import install_hints
-from devices.backends.libraries import WITHOUT_DEVICE
-from devices.distribution import Distribution, Family, distribution
+from devices.distribution import Distribution, Family, distribution, set_kernel_parameters
 from devices.host import CommandResult, Host
 from devices.kernel_packs import bundled
+from devices.probes import fix_hints
+from devices.probes.cgroup_limits import is_container
 from devices.types import BackendReport, Device, Machine
 
 # Debian and Ubuntu have the Vulkan headers (1.4) that ggml needs from this release on. Source: their package lists.
@@ -20,10 +21,9 @@ _BUILD_TOOLS = {
     "arch": "shaderc vulkan-headers vulkan-icd-loader spirv-headers",
     "suse": "shaderc vulkan-devel spirv-headers",
 }
-_KERNELS = {"vulkan": "Vulkan", "rocm": "ROCm", "cuda": "CUDA", "sycl": "SYCL", "metal": "Metal"}
-_KERNELS |= {"openvino": "OpenVINO", "opencl": "OpenCL"}
-_IN_CONTAINER = "Pass in the computer's: `--device /dev/dri` (AMD, Intel) or `--gpus all` (NVIDIA)."
 _CLOSED = frozenset({"driver_missing", "no_permission"})
+# GPUs of ARM boards. Their owners measured that llama.cpp's Vulkan reads and writes slower than four cores.
+_SLOWER_THAN_THEIR_PROCESSOR = frozenset({"Broadcom", "Arm"})
 
 
 def advised(
@@ -36,30 +36,11 @@ def advised(
     if machine.system != "linux":
         return reports
     gpus = tuple(d for d in machine.devices if d.kind in {"igpu", "dgpu"} and d.state not in _CLOSED)
+    if gpus and {device.vendor for device in gpus} <= _SLOWER_THAN_THEIR_PROCESSOR:
+        slower = {"reason": "such GPUs run models slower than their CPU", "fix_hint": None}
+        return tuple(replace(r, **slower) if r.backend == "vulkan" and r.state != "usable" else r for r in reports)
     look = _Look(host, distribution(host), machine, gpus, live)
     return tuple(_vulkan(look, r) if r.backend == "vulkan" and gpus else r for r in reports)
-
-
-def gpu_lines(machine: Machine) -> tuple[str, ...]:
-    """One line for each GPU: the kernels it uses, or why none and the fix. Without a GPU, one line."""
-    gpus = [device for device in machine.devices if device.kind in {"igpu", "dgpu"}]
-    if gpus:
-        return tuple(_line(device) for device in gpus)
-    if machine.environment == "container":
-        return (f"GPU: none is visible in this container. {_IN_CONTAINER}",)
-    return ("GPU: none found; models run on the CPU.",)
-
-
-def _line(device: Device) -> str:
-    used = [r for r in device.runtimes if r.state == "usable" and r.backend not in WITHOUT_DEVICE]
-    names = list(dict.fromkeys(_KERNELS[r.backend] for r in used if r.backend in _KERNELS))
-    if not names:
-        reason = device.reason or "no backend can use it"
-        return f"GPU: {device.name} is not used: {reason.rstrip('.')}. {device.fix_hint or ''}".rstrip()
-    units = ["matrix units"] if any(r.matrix_units for r in used) else []
-    units += ["integer dot products"] if any(r.int_dot for r in used) else []
-    note = f" ({', '.join(units)})" if units else ""
-    return f"GPU: {device.name} runs models with {' and '.join(names)} kernels{note}."
 
 
 class _Look(NamedTuple):
@@ -76,7 +57,10 @@ class _Look(NamedTuple):
         if LOADER in reason:
             words = f"the Vulkan loader ({LOADER}) is not installed"
             return words, install_driver(self.system, self.gpus[0].vendor)
-        return driver_problem(self.host, self.system, self.gpus)
+        problem = driver_problem(self.host, self.system, self.gpus)
+        if problem is None and _FOUND_NOTHING.search(reason) and self.gpus[0].arch not in MESA_FOR_ARCH:
+            return _UNSUITED, _other_driver(self.host, self.system, self.gpus[0])
+        return problem
 
 
 def _vulkan(look: _Look, report: BackendReport) -> BackendReport:
@@ -118,9 +102,10 @@ def build_hint(system: Distribution, machine: Machine) -> str:
     return f"Install what builds them: `{system.install(tools)}`, then start again with `python3 start.py`."
 
 
-# Why no Vulkan device was found on Linux, and the command that fixes it on this distribution.
-
 LOADER: Final = "libvulkan.so.1"
+# The kernels' library was loaded, and the driver had nothing for it. What it needs: ggml-vulkan.cpp.
+_FOUND_NOTHING: Final = re.compile("no device|nothing it can use")
+_UNSUITED: Final = "its driver offers no Vulkan 1.2 with 16-bit storage, which the kernels need"
 DRIVER_LISTS: Final = ("/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d")
 DRIVER_LISTS_NIXOS: Final = ("/run/opengl-driver/share/vulkan/icd.d",)
 # Name of the file that lists a vendor's Vulkan driver.
@@ -182,7 +167,10 @@ def driver_problem(host: Host, system: Distribution, devices: tuple[Device, ...]
     for device in devices:
         pattern = _DRIVER_FILES.get(device.vendor, r".")
         if not any(re.search(pattern, path.rpartition("/")[2]) for path in listed):
-            return f"no Vulkan driver for {device.vendor} is installed", install_driver(system, device.vendor)
+            if device.driver == "nvidia" and is_container(host):
+                return "this container has NVIDIA's driver without Vulkan", fix_hints.CONTAINER_NVIDIA_VULKAN
+            whose = f" for {device.vendor}" if device.vendor in _DRIVER_FILES else ""
+            return f"no Vulkan driver{whose} is installed", install_driver(system, device.vendor)
     for device in devices:
         needed = MESA_FOR_ARCH.get(device.arch or "")
         have = mesa_version(host, system, device.vendor) if needed else None
@@ -190,6 +178,17 @@ def driver_problem(host: Host, system: Distribution, devices: tuple[Device, ...]
             words = f"Mesa {have[0]}.{have[1]} does not know {device.name}: {needed[0]}.{needed[1]} or newer does"
             return words, newer_mesa(system, needed)
     return None
+
+
+def _other_driver(host: Host, system: Distribution, device: Device) -> str:
+    """What to do where an installed driver has too little of Vulkan."""
+    if device.driver == "radeon":
+        add = "radeon.si_support=0 radeon.cik_support=0 amdgpu.si_support=1 amdgpu.cik_support=1"
+        words = "The kernel driver radeon has none. Radeon HD 7700 and newer can use amdgpu"
+        return f"{words}: {set_kernel_parameters(host, add)}"
+    if device.driver == "nouveau":
+        return install_driver(system, "NVIDIA")
+    return "An update of the system may bring a newer driver; a GPU from before 2016 cannot run models."
 
 
 def driver_files(host: Host) -> tuple[str, ...]:

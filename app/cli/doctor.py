@@ -22,7 +22,7 @@ def command(as_json: bool, replay: Path | None) -> None:
     from devices.as_json import to_json
     from devices.doctor import build_summary, diagnose, meter_summary
     from devices.errors import BadRecording
-    from devices.gpu_advice import gpu_lines
+    from devices.first_look import gpu_lines
     from devices.host_real import RealHost
     from devices.recording import load_recording
     from devices.report import live_report, recorded_report

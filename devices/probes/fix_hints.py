@@ -51,6 +51,7 @@ def container_device(path: str) -> str:
 
 
 CONTAINER_NVIDIA = "Start the container with `--gpus all` (it needs NVIDIA's container toolkit on the host)."
+CONTAINER_NVIDIA_VULKAN = "Start the container with `--gpus all -e NVIDIA_DRIVER_CAPABILITIES=all`."
 NPU_XDNA1 = (
     "This first-generation NPU (XDNA1) runs small vision models only; no language-model runtime supports it. "
     "Use the integrated GPU."

@@ -21,7 +21,7 @@ from app.gui.server.page import SNIPPETS
 from app.gui.shortcuts import SHORTCUTS
 from app.settings import SETTINGS
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
-from devices import fault_rules, types
+from devices import fault_rules, first_look, types
 from devices.probes import fix_hints
 from engine.api.jobs import JobKind
 from engine.message_catalog import CHECKS, TEMPLATES
@@ -76,7 +76,7 @@ def tables():
     found |= {template for kind, template in TEMPLATES.items() if kind not in CHECKS}  # the terminal's alone
     found |= set(GRIDS.values()) | set(UNREADABLE_DOCUMENTS)
     found |= {rule.title for rule in fault_rules.parse(fault_rules.SHIPPED.read_bytes()).rules}
-    found |= {*plain_texts(types), *plain_texts(fix_hints), *SYSTEM_TEXTS}
+    found |= {*plain_texts(types), *plain_texts(first_look), *plain_texts(fix_hints), *SYSTEM_TEXTS}
     # Others are commands and addresses.
     found |= {item.where for item in MCP_PROGRAMS} | {MCP_PROGRAMS[-1].name}  # the others are names
     found |= {item.install for item in INTEGRATIONS.values() if item.install.startswith(("install ", "add "))}

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from devices import gpu_advice
 from devices.backends.libraries import library_folder
 from devices.detect import inventory
+from devices.first_look import gpu_lines
 from devices.host_real import RealHost
 from devices.kernel_packs import bundled
 from devices.kernel_packs.abi import headers_hash, installed_abi
@@ -143,6 +143,6 @@ def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(tmp_path, machine,
 
 
 def test_every_machine_gets_a_line_about_its_gpu(machine):
-    lines = gpu_advice.gpu_lines(machine)
+    lines = gpu_lines(machine)
     assert lines
     assert all(line.startswith("GPU: ") for line in lines)

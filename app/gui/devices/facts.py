@@ -1,12 +1,12 @@
 """Converts the server's device and ledger responses to texts for the page. No widgets here."""
 
-import re
 from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import QCoreApplication
 
 from app.gui import formatted
 from app.gui.widgets.memory_bar import Share
+from devices.first_look import device_name, gpu_lines
 from engine.api.machine import Device, LiveDevice, Machine, Pool, Reservation
 
 KINDS = {"cpu": "CPU", "igpu": "Integrated GPU", "dgpu": "Graphics card", "npu": "NPU", "remote": "Remote"}
@@ -17,7 +17,6 @@ BACKENDS = {
     "rpc": "Other computers (RPC)",
     "tiles": "Tessera's CPU kernels for prompts",
 }
-_TRADE_MARK = re.compile(r"\((?:R|TM|C)\)", re.IGNORECASE)
 _GPU_KINDS = frozenset({"igpu", "dgpu"})
 _RUNS_NOTHING_ALONE = {"tiles"}  # computes parts of what another backend runs
 _PRODUCTS = {
@@ -65,11 +64,6 @@ def plain_summary(machine: Machine) -> str:
     return f"{fits}\n{tr('They run on its CPU.')}"
 
 
-def device_name(device: Device) -> str:
-    """The device's name without trademark signs, which drivers write as letters in parentheses."""
-    return _TRADE_MARK.sub("", device.name)
-
-
 def _best(machine: Machine) -> tuple[Device | None, int]:
     """The best device for models, and the number of bytes for models."""
     best = max(machine.devices, key=lambda device: (rank(device), budget(device)), default=None)
@@ -81,23 +75,8 @@ def _parameters(num_bytes: int) -> float:
 
 
 def gpu_words(machine: Machine) -> str:
-    """Kernels used by each GPU, or why it is unused and the fix. One sentence if there is no GPU."""
-    gpus = [device for device in machine.devices if device.kind in _GPU_KINDS]
-    if not gpus and machine.environment == "container":
-        return tr("No GPU is visible in this container. To pass one in, start it with --device /dev/dri.")
-    if not gpus:
-        return tr("No GPU was found: models run on the CPU.")
-    return "\n".join(_gpu_line(device) for device in gpus)
-
-
-def _gpu_line(device: Device) -> str:
-    usable = [run.backend for run in device.runtimes if run.state == "usable"]
-    kernels = list(dict.fromkeys(_PRODUCTS[name] for name in usable if name in _PRODUCTS))
-    if kernels:
-        return tr("{name} runs models with {kernels}.").format(name=device_name(device), kernels=", ".join(kernels))
-    reason = tr(device.reason) if device.reason else tr("no backend is known for it")
-    words = tr("{name} is not used: {reason}.").format(name=device_name(device), reason=reason.rstrip("."))
-    return formatted.without_ticks(f"{words} {tr(device.fix_hint)}" if device.fix_hint else words)
+    """What set-up and `tessera doctor` print about the GPUs: a line for each."""
+    return "\n".join(formatted.without_ticks(line) for line in gpu_lines(machine, tr))
 
 
 def rank(device: Device) -> int:

@@ -16,7 +16,6 @@ from app.gui.devices.facts import (
     KINDS,
     backend_words,
     device_facts,
-    device_name,
     gpu_words,
     live_facts,
     pool_shares,
@@ -27,6 +26,7 @@ from app.gui.jobs import Jobs
 from app.gui.reasons import error_message, translated
 from app.gui.widgets.basics import Banner, LabelKind, Page, button, card, clear, holding, label, row, stack
 from app.gui.widgets.memory_bar import MemoryUse
+from devices.first_look import device_name
 from engine.api.machine import (
     Alternative,
     BackendReport,

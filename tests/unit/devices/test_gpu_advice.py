@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from devices.backends.backend_probe import try_backends
 from devices.detect import detailed
-from devices.gpu_advice import advised, gpu_lines
+from devices.first_look import gpu_lines
+from devices.gpu_advice import advised
 from devices.kernel_packs import bundled
 from devices.merge import merged
 from devices.recording import RecordedHost
@@ -91,6 +92,60 @@ def test_debian_13_has_a_newer_mesa_in_its_backports():
     assert "sudo apt install -t trixie-backports mesa-vulkan-drivers" in line
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("nv-hybrid-addw4", {"driver": "i915", "arch": None}, "a GPU from before 2016 cannot run models"),
+        ("sh-linux-egpu-rdna4", {"driver": "radeon", "arch": None}, "amdgpu.si_support=1"),
+        ("simpledrm-card0", {"driver": "nouveau", "arch": None}, "apt install nvidia-driver"),
+    ],
+)
+@pytest.mark.parametrize("report", ["no_device", "not_built"])
+def test_a_driver_without_what_the_kernels_need_is_not_installed_again(name, change, words, report, monkeypatch):
+    """Ivy Bridge, a Radeon HD and nouveau: the advice was to install the kernels or the driver that are there."""
+    monkeypatch.setattr(bundled, "bundled_pack", lambda *_a, **_k: "a pack")
+    attempt = bundled.Attempt(facts="", reason="its library loads but finds no device here")
+    monkeypatch.setattr(bundled, "failed_attempt", lambda *_a: attempt)
+    machine = detailed(RecordedHost({**RECORDINGS[name], "backends": []}))
+    gpu = next(d for d in machine.devices if d.kind in {"igpu", "dgpu"})
+    machine = replace(machine, devices=(machine.devices[0], replace(gpu, **change)))
+    recording = copy.deepcopy(RECORDINGS[name])
+    recording["files"]["/etc/os-release"] = SYSTEMS["Debian 12"]
+    for driver in ("intel_hasvk_icd", "radeon_icd", "nouveau_icd"):
+        recording["files"][f"/usr/share/vulkan/icd.d/{driver}.x86_64.json"] = "{}"
+    reported = NO_DEVICE if report == "no_device" else NOT_BUILT
+    found = advised(RecordedHost({**recording, "backends": []}), machine, (reported,))
+    (line,) = gpu_lines(merged(replace(machine, backends=found)))
+    assert "no Vulkan 1.2 with 16-bit storage" in line
+    assert words in line
+    assert "kernels install" not in line
+    assert "mesa-vulkan-drivers" not in line
+
+
+def other_gpu(name, driver, vendor, chip, report=NO_DEVICE, *, container=False):
+    """The line of a recorded machine whose first GPU is another one, without Vulkan drivers."""
+    recording = copy.deepcopy(RECORDINGS[name])
+    recording["files"]["/etc/os-release"] = SYSTEMS["Debian 12"]
+    if container:
+        recording["access"]["/.dockerenv"] = "ok"
+    machine = detailed(RecordedHost({**recording, "backends": []}))
+    gpu = next(d for d in machine.devices if d.kind in {"igpu", "dgpu"})
+    gpu = replace(gpu, driver=driver, vendor=vendor, name=chip, arch=None, state="present")
+    machine = replace(machine, devices=(machine.devices[0], gpu))
+    found = advised(RecordedHost({**recording, "backends": []}), machine, (report,), live=False)
+    (line,) = gpu_lines(merged(replace(machine, backends=found)))
+    return line
+
+
+def test_gpus_whose_driver_comes_from_elsewhere_are_not_told_to_install_one():
+    """In a container NVIDIA's driver is the host's, and a board's GPU gains nothing from one."""
+    line = other_gpu("simpledrm-card0", "nvidia", "NVIDIA", "A10G", container=True)
+    assert line.endswith("`--gpus all -e NVIDIA_DRIVER_CAPABILITIES=all`.")
+    line = other_gpu("sh-linux-egpu-rdna4", "v3d", "Broadcom", "Broadcom GPU (v3d)", NOT_BUILT)
+    assert line.endswith("is not used: such GPUs run models slower than their CPU.")
+    assert "for unknown" not in other_gpu("sh-wsl2", "dxgkrnl", "unknown", "GPU behind WSL")
+
+
 def test_a_missing_loader_is_told_from_the_reason_the_library_did_not_load():
     failed = replace(NO_DEVICE, state="failed", reason="libvulkan.so.1: cannot open shared object file")
     (line,) = gpu_lines(machine_on("Debian 12", failed))
@@ -140,6 +195,17 @@ def test_the_line_of_a_gpu_that_is_used_and_of_a_machine_without_one():
     assert any(line.startswith("GPU: AMD Radeon 8060S runs models with") for line in lines)
     machine = detailed(RecordedHost({**RECORDINGS["vm-firecracker"], "backends": []}))
     assert gpu_lines(machine) == ("GPU: none found; models run on the CPU.",)
+
+
+def test_the_window_shows_the_lines_of_set_up_and_doctor_in_its_language():
+    from devices import first_look
+
+    german = {first_look.UNUSED: "GPU: {name} wird nicht benutzt: {reason}.", "no driver": "kein Treiber"}
+    gpu = replace(reports()["sh-linux-driver-failed"].device("igpu"), reason="no driver", fix_hint="Reboot.")
+    machine = replace(reports()["vm-firecracker"], devices=(replace(gpu, name="Arc(TM) 140V"),))
+    assert gpu_lines(machine) == ("GPU: Arc 140V is not used: no driver. Reboot.",)
+    told = gpu_lines(machine, lambda text: german.get(text, text))
+    assert told == ("GPU: Arc 140V wird nicht benutzt: kein Treiber. Reboot.",)
 
 
 @pytest.mark.parametrize("name", sorted(RECORDINGS))
