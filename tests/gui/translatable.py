@@ -76,7 +76,9 @@ def tables():
     found |= {template for kind, template in TEMPLATES.items() if kind not in CHECKS}  # the terminal's alone
     found |= set(GRIDS.values()) | set(UNREADABLE_DOCUMENTS)
     found |= {rule.title for rule in fault_rules.parse(fault_rules.SHIPPED.read_bytes()).rules}
-    found |= {*plain_texts(types), *plain_texts(first_look), *plain_texts(fix_hints), *SYSTEM_TEXTS}
+    found |= {*plain_texts(types), *plain_texts(fix_hints), *SYSTEM_TEXTS}
+    found |= {first_look.NONE_FOUND, first_look.NONE_IN_CONTAINER, first_look.UNUSED, first_look.USED}
+    found |= {first_look.USED_WITH_UNITS, first_look.MATRIX_UNITS, first_look.INTEGER_DOT_PRODUCTS}
     # Others are commands and addresses.
     found |= {item.where for item in MCP_PROGRAMS} | {MCP_PROGRAMS[-1].name}  # the others are names
     found |= {item.install for item in INTEGRATIONS.values() if item.install.startswith(("install ", "add "))}

@@ -1,10 +1,12 @@
 """Recorded machines as if kernels were installed: GPU backends opened their GPUs, and memory is free."""
 
 import copy
+import re
 from functools import cache
 
 from msgspec.structs import replace
 
+from devices.chips import LINK
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from devices.types import Machine
@@ -92,3 +94,41 @@ def with_card(machine: Machine, name: str, gib: int) -> Machine:
     from devices.chips import with_chips
 
     return _with_free_memory(with_chips(replace(machine, devices=tuple(devices))))
+
+
+def assembled(processor: str, cores: int, gib: int, gbs: float, *gpus: tuple) -> Machine:
+    """A computer of these parts and so many fast cores, with Vulkan on each GPU and its memory free.
+
+    `gpus`: name, GiB, PCI id, target, and GB/s of the card's link if it is not as usual. The instruction sets are
+    those of a 7950X or, without AVX-512, an i9-14900HX.
+    """
+    from devices.chips import with_chips
+    from devices.probes.gpu_ids import gpu_id
+    from devices.types import CoreCounts, Device, Evidence, Memory, Runtime
+
+    wide = re.search(r"Ryzen (?:AI|\d 7|\d 9|\d 8)|1165G7|EPYC 9|AI MAX", processor)
+    base = opened("simpledrm-card0" if wide else "nv-hybrid-addw4", own=False)
+    counts = CoreCounts(cores, cores, cores, 0, cores, cores, threads=cores)
+    ram = replace(
+        base.memory, total_bytes=gib * GIB, installed_bytes=gib * GIB, limit_bytes=None, bandwidth_gbs=gbs,
+        bandwidth_source="dmi",
+    )  # fmt: skip
+    shared = Memory(physical_bytes=gib * GIB, unified=True, bandwidth_gbs=gbs, bandwidth_source="dmi")
+    devices = [replace(base.devices[0], name=processor, cores=counts, memory=replace(shared, unified=False))]
+    for index, (name, size, pci_id, target, *link) in enumerate(gpus):
+        vendor = {"1002": "AMD", "8086": "Intel", "10de": "NVIDIA"}[pci_id[:4]]
+        pci, total = f"0000:0{index + 1}:00.0", size * GIB
+        runtime = Runtime("vulkan", f"Vulkan{index}", index, total, total, "usable", description=name)
+        known = gpu_id(*(int(part, 16) for part in pci_id.split(":")))
+        integrated = known.integrated if known else vendor == "Intel"
+        memory = Memory(physical_bytes=total, dedicated_bytes=total)
+        if integrated:
+            memory = replace(shared, shared_limit_bytes=total)
+        devices.append(
+            Device(
+                pci, "igpu" if integrated else "dgpu", vendor, name, "usable", memory, pci=pci, pci_id=pci_id,
+                arch=target, runtimes=(runtime,),
+                evidence=tuple(Evidence("sysfs", LINK, str(speed)) for speed in link),
+            )
+        )  # fmt: skip
+    return with_chips(_with_free_memory(replace(base, memory=ram, devices=tuple(devices))))
