@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Awaitable
 from typing import Any, Final
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.api.requests import RequestRecord
-from engine.core.errors import EnvironmentFault, exhausted
+from engine.core.errors import Cancelled, EnvironmentFault, exhausted
 from engine.core.keys import BadKeyFile
 from engine.core.ownership import is_own_program, request_owner
 from engine.core.request_timing import Clock, TimeLog, start_clock
@@ -148,6 +149,15 @@ class Stopping(EnvironmentFault):
         super().__init__(because("server_stopping"))
 
 
+class BodyRefused(Exception):
+    """The limits of a body were exceeded while a route read it; with the response that says so."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
 class ErrorMiddleware:
     """ASGI middleware for exceptions that no route has handled. A response that has started can only be cut off."""
 
@@ -173,15 +183,25 @@ class ErrorMiddleware:
         except asyncio.CancelledError:  # the server stops and has waited long enough for its responses
             if not started:
                 await _send_error(scope, Stopping(), send)
+        except BodyRefused as error:
+            if not started:
+                await _hang_up(scope, send, error.status, error.code, str(error))
         except Exception as error:
             if started:
                 raise
-            fault = exhausted(error)
-            if fault is None:
-                log.exception("unexpected error")
-            else:
-                log.warning("request refused, missing: %s: %s", fault.what, error)
-            await _send_error(scope, fault or error, send)
+            await _send_error(scope, _logged(error), send)
+
+
+def _logged(error: Exception) -> Exception:
+    """The error to report for one that no route has handled, which is logged if it is the server's."""
+    if isinstance(error, ClientDisconnect):  # while the route read the body
+        return Cancelled("the client closed the connection")
+    fault = exhausted(error)
+    if fault is None:
+        log.error("unexpected error", exc_info=error)
+        return error
+    log.warning("request refused, missing: %s: %s", fault.what, error)
+    return fault
 
 
 async def _send_error(scope: Scope, error: Exception, send: Send) -> None:
@@ -214,18 +234,6 @@ _FORM_TYPES: Final = frozenset({"text/plain", "multipart/form-data", "applicatio
 _FORM_PATHS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/files"})
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 NOBODY_ELSE: Final = AllowedOrigins()
-
-
-class BodyTooSlow(Exception):
-    """The body paused for longer than BODY_PAUSE_S."""
-
-
-class TooManyBodies(Exception):
-    """Large bodies of other requests use MAX_HELD_BYTES."""
-
-
-class BodyTooLarge(Exception):
-    """More than MAX_BODY_BYTES arrived."""
 
 
 class Guard:
@@ -261,39 +269,18 @@ class Guard:
         await self._bounded(scope, receive, send, origin)
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send, origin: str | None) -> None:
-        started = False
-
         async def watched(message: Message) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-                if origin is not None:
-                    message["headers"] = [
-                        *message.get("headers", ()),
-                        (b"access-control-allow-origin", origin.encode("latin-1")),
-                        (b"vary", b"Origin"),
-                    ]
+            if message["type"] == "http.response.start" and origin is not None:
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"access-control-allow-origin", origin.encode("latin-1")),
+                    (b"vary", b"Origin"),
+                ]
             await send(message)
 
         body = _BoundedBody(receive, self._held_bytes)
         try:
             await self._app(scope, body, watched)
-        except TooManyBodies:
-            if not started:
-                message = (
-                    f"Other requests hold {MAX_HELD_BYTES >> 20} MiB of large bodies, or those of this key "
-                    f"{MAX_HELD_BYTES_OF_A_KEY >> 20} MiB; try again soon."
-                )
-                await _hang_up(scope, send, 503, "server_busy", message)
-        except BodyTooSlow:
-            if not started:
-                message = f"The body paused for {BODY_PAUSE_S:.0f} s, or took longer than {BODY_S:.0f} s."
-                await _hang_up(scope, send, 408, "body_too_slow", message)
-        except BodyTooLarge:
-            if not started:
-                await _hang_up(
-                    scope, send, 413, "body_too_large", f"The body is larger than {MAX_BODY_BYTES} bytes."
-                )
         finally:
             body.release()
 
@@ -343,18 +330,23 @@ class _BoundedBody:
         try:
             message = await asyncio.wait_for(self._receive(), min(BODY_PAUSE_S, max(seconds_left, 0)))
         except TimeoutError:
-            raise BodyTooSlow from None
+            why = f"The body paused for {BODY_PAUSE_S:.0f} s, or took longer than {BODY_S:.0f} s."
+            raise BodyRefused(408, "body_too_slow", why) from None
         self._whole = not message.get("more_body", False)
         self._num_taken += len(message.get("body", b""))
         if self._num_taken > MAX_BODY_BYTES:
-            raise BodyTooLarge
+            raise BodyRefused(413, "body_too_large", f"The body is larger than {MAX_BODY_BYTES} bytes.")
         beyond = max(self._num_taken - SMALL_BODY_BYTES, 0)
         if beyond:
             self._owner = self._owner or request_owner.get()  # known after the key check
             self._held_bytes.change(self._owner, beyond - self._mine)
             self._mine = beyond
             if self._held_bytes.is_full(self._owner):
-                raise TooManyBodies
+                why = (
+                    f"Other requests hold {MAX_HELD_BYTES >> 20} MiB of large bodies, or those of this key "
+                    f"{MAX_HELD_BYTES_OF_A_KEY >> 20} MiB; try again soon."
+                )
+                raise BodyRefused(503, "server_busy", why)
         return message
 
 

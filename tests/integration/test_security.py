@@ -321,12 +321,58 @@ def test_cors_is_for_listed_pages_only(locked, http):
     assert http.get("/v1/models", headers={"host": "my.box", **key}).status_code == 200
 
 
-def test_a_body_that_stalls_is_given_up(qwen, monkeypatch):
-    monkeypatch.setattr(middleware, "BODY_PAUSE_S", 0.2)
-    with socket.create_connection(("127.0.0.1", qwen.port), 60) as raw:
-        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{"
-        raw.sendall(head.encode())
-        assert raw.recv(100).split()[1] == b"408"
+FORMS = {"/v1/files", "/v1/audio/transcriptions"}
+BODIES = [
+    *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/rerank"),
+    *("/completion", "/infill", "/tokenize", "/api/chat", "/api/show", "/v1/vector_stores", "/v1/conversations"),
+    *("/tessera/v1/keys", "/tessera/v1/collections", "/tessera/v1/quantize", *FORMS),
+]
+
+
+@pytest.mark.parametrize(
+    ("limits", "status"),
+    [
+        ({"BODY_PAUSE_S": 0.2}, 408),
+        ({"MAX_BODY_BYTES": 50}, 413),
+        ({"SMALL_BODY_BYTES": 0, "MAX_HELD_BYTES": 0}, 503),
+    ],
+)
+def test_a_body_beyond_a_limit_is_refused_by_every_route_that_reads_it(
+    scripted, monkeypatch, caplog, limits, status
+):
+    """A body that pauses, is too large, or is one of too many, for routes that load with the server and later."""
+    for name, limit in limits.items():
+        monkeypatch.setattr(middleware, name, limit)
+    answers = {}
+    for path in BODIES:
+        kind, body = "application/json", b'"' * 100
+        if path in FORMS:
+            kind = "multipart/form-data; boundary=x"
+            body = b'--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n' + body
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\n"
+            f"Authorization: Bearer {TOKEN}\r\nTransfer-Encoding: chunked\r\n\r\n{len(body):x}\r\n"
+        )
+        with socket.create_connection(("127.0.0.1", scripted.port), 60) as raw:
+            raw.sendall(head.encode() + body + b"\r\n")
+            answers[path] = int(raw.recv(100).split()[1])
+    assert answers == dict.fromkeys(BODIES, status)
+    assert "unexpected error" not in caplog.text
+
+
+def test_a_client_that_closes_in_the_middle_of_a_body_is_no_error_of_the_server(scripted, caplog):
+    caplog.set_level(logging.INFO, "engine.access")
+    for path in BODIES:
+        kind = "multipart/form-data; boundary=x" if path in FORMS else "application/json"
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\n"
+            f"Authorization: Bearer {TOKEN}\r\nContent-Length: 1000\r\n\r\n--x\r\n"
+        )
+        with socket.create_connection(("127.0.0.1", scripted.port), 60) as raw:
+            raw.sendall(head.encode())
+    wait_for(lambda: all(f"route={path} " in caplog.text for path in BODIES), what="the lines of all requests")
+    assert "unexpected error" not in caplog.text
+    assert "status=500" not in caplog.text
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"])
