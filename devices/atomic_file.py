@@ -1,4 +1,4 @@
-"""Files that are written atomically, changed by one program at a time, and swept after a crash if unfinished."""
+"""Files written atomically, changed by one program at a time, and swept after a crash; sizes of folders."""
 
 import contextlib
 import errno
@@ -123,6 +123,16 @@ def sweep_unfinished(folder: Path) -> list[Path]:
                 _delete(deleted[-1])
         folders[:] = [name for name in folders if not name.endswith(".partial") or name == ".partial"]
     return deleted
+
+
+def folder_bytes(folder: Path) -> int:
+    """Total size of a folder's files, while others may delete them; 0 if it does not exist. Follows no links."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # deleted meanwhile
+                total += Path(parent, name).lstat().st_size
+    return total
 
 
 def _swept(lock_file: Path) -> Path | None:

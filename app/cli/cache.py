@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from app.cli.echo import echo
+from devices.atomic_file import folder_bytes
 
 _MIB = 1 << 20
 
@@ -68,15 +69,6 @@ def clear_command(yes: bool) -> None:
     if not yes:
         click.confirm(f"Delete {_size(count)} of cached prompts?", abort=True, err=True)
     echo(f"{_size(_shrink(_prefixes(), 0))} freed.")
-
-
-def folder_bytes(folder: Path) -> int:
-    """Total size of a folder's files; 0 if it does not exist."""
-    total = 0
-    for path in folder.rglob("*") if folder.is_dir() else ():
-        with contextlib.suppress(OSError):  # deleted meanwhile
-            total += path.lstat().st_size if not path.is_dir() else 0
-    return total
 
 
 def _show(*, as_json: bool) -> None:

@@ -210,7 +210,7 @@ def du_command(as_json: bool) -> None:
     """Show the disk space of models, trash and caches."""
     from contextlib import closing
 
-    from app.cli.cache import folder_bytes
+    from devices.atomic_file import folder_bytes
     from engine.services import EngineFacade
 
     with closing(EngineFacade()) as services:

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from devices.atomic_file import locked, scratch_folder, write_atomically
+from devices.atomic_file import folder_bytes, locked, scratch_folder, write_atomically
 from devices.errors import EngineVersionRefused
 from devices.llama_cpp_versions.names import PACKAGE, SHIPPED, VERSION_NAME
 from devices.msgspec_lock import learned
@@ -57,7 +57,7 @@ class VersionStore:
                 EngineVersion(
                     version=name,
                     package=package,
-                    num_bytes=sum(p.stat().st_size for p in package.rglob("*") if p.is_file()),
+                    num_bytes=folder_bytes(package),
                     in_use=state.version == name,
                     previous=state.previous == name,
                     models=tuple(sorted(path for path, used in state.models.items() if used == name)),

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from devices.atomic_file import folder_bytes
 from devices.child import kill_group, spawn
 from devices.child_command import interpreter
 from devices.environment import without_secrets
@@ -67,7 +68,8 @@ def _run(_: FetchSpeech, control: JobContext) -> dict[str, Any]:
     try:
         while process.poll() is None:
             control.wait(_POLL_S)
-            control.report("fetching", min(_size(folder), DOWNLOAD_BYTES), DOWNLOAD_BYTES)
+            num_fetched = sum(map(folder_bytes, folder.glob(_UNFINISHED)))
+            control.report("fetching", min(num_fetched, DOWNLOAD_BYTES), DOWNLOAD_BYTES)
         assert process.stderr is not None
         lines = process.stderr.read().decode("utf-8", "replace").strip().splitlines()
     finally:
@@ -81,7 +83,3 @@ def _run(_: FetchSpeech, control: JobContext) -> dict[str, Any]:
     if process.returncode:
         raise SpeechModelMissing(because("speech_not_fetched", why=lines[-1][:300] if lines else ""))
     return {"path": str(folder)}
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob(f"{_UNFINISHED}/**/*") if path.is_file())

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from devices.atomic_file import folder_bytes
+
 _FOLDER = re.compile(r"[0-9a-f]{24}")  # names given by `measurement_folder`
 _MOST_FRAC = 0.1  # fraction of the disk; the most recently used folder always stays
 _MOST_FOLDERS = 50
@@ -59,7 +61,7 @@ def _clear(cache_dir: Path, most_bytes: int | None, most: int) -> None:
     folders = [p for p in cache_dir.iterdir() if _FOLDER.fullmatch(p.name) and p.is_dir()]
     total = 0
     for index, folder in enumerate(_newest_first(folders)):
-        total += sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+        total += folder_bytes(folder)
         if index and (total > limit or index >= most):
             shutil.rmtree(folder, ignore_errors=True)
     for name, stay in (("hashes", _MOST_HASHES), (TOKENS, _MOST_TEXTS)):

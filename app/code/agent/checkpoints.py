@@ -20,7 +20,7 @@ from typing import Final
 from app.code.errors import FileMissing, PathRefused
 from app.code.index.walk import rules_of
 from app.code.workspace import Workspace
-from devices.atomic_file import write_atomically
+from devices.atomic_file import folder_bytes, write_atomically
 
 # A larger file is not stored. A tree of more files is a disk, not a project.
 _MAX_BYTES: Final = 64 << 20
@@ -167,7 +167,7 @@ class Checkpoints:
     @property
     def disk_bytes(self) -> int:
         """Bytes that this session's checkpoints take on disk."""
-        return sum(path.stat().st_size for path in self._folder.rglob("*") if path.is_file())
+        return folder_bytes(self._folder)
 
 
 def _scan(root: Path) -> Iterator[tuple[str, os.stat_result]]:

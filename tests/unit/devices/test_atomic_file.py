@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from devices.atomic_file import write_atomically
+from devices.atomic_file import folder_bytes, write_atomically
 from engine.core.keys import KeyStore
 
 
@@ -70,3 +70,23 @@ def test_a_cache_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: pytest.fail("a cache needs no fsync"))
     write_atomically(tmp_path / "cache", b"x", durable=False)
     assert (tmp_path / "cache").read_bytes() == b"x"
+
+
+def test_the_size_of_a_folder_counts_what_is_still_there(tmp_path, monkeypatch):
+    """Files that vanish between listing and measuring, links and missing folders do not fail."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "stays").write_bytes(b"x" * 10)
+    (tmp_path / "a" / "gone").write_bytes(b"x" * 100)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    walk = os.walk
+
+    def then_deleted(folder):
+        rows = list(walk(folder))
+        (tmp_path / "a" / "gone").unlink()
+        return rows
+
+    monkeypatch.setattr(os, "walk", then_deleted)
+    assert folder_bytes(tmp_path / "a") == 10
+    monkeypatch.undo()
+    assert folder_bytes(tmp_path / "missing") == 0
+    assert folder_bytes(tmp_path) == 10
