@@ -19,7 +19,7 @@ LITTLE_FREE_BYTES = 2 << 30
 LARGE_CARVE_OUT = 0.6
 # Every computer lacks up to this much, because firmware uses some memory itself.
 LOST_BYTES = 4 << 30
-# The instruction set that decides the best ggml variant of a CPU.
+# The instruction set that determines the best ggml variant for a CPU.
 VARIANT_MARKS = {"haswell": "avx2", "zen4": "avx512", "icelake": "avx512", "sapphirerapids": "amx_int8"}
 
 

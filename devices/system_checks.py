@@ -90,7 +90,7 @@ def _timeouts_ms(parameter: str) -> list[int]:
 
 
 def harmful_variables(host: Host) -> tuple[str, ...]:
-    """Environment variables that are set here and that rules of known faults name."""
+    """Environment variables that are set here and known to cause faults."""
     return tuple(name for name in (UNIFIED_MEMORY, "GGML_CUDA_P2P") if host.env(name) is not None)
 
 

@@ -67,7 +67,7 @@ class _Translated(Wording):
 
 
 def _known_text(text: str) -> str:
-    """A text of the operating system or of a document's reader in the window's language, with its numbers."""
+    """Translate a text of the operating system or a document reader, and keep its numbers."""
     if text in SYSTEM_TEXTS:
         return QCoreApplication.translate("reasons", text)
     for template, pattern in _DOCUMENT_TEXTS.items():

@@ -79,7 +79,7 @@ class ToolConsent:
         return stored is not None and stored.decision == "never"
 
     def given(self, request: ConsentRequest, fingerprint: str) -> bool:
-        """Return True if the user allows it; prompts if necessary. `fingerprint`: of the tool's definition."""
+        """Return True if the user allows it; prompts if necessary. `fingerprint` is the tool definition's hash."""
         stored = self.store.find(request.key)
         if stored is not None and stored.decision == "never":
             return False

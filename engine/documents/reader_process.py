@@ -59,7 +59,7 @@ class Reader:
                 self._send(ReadRequest("", kind, limit=0))
 
     def read(self, path: Path, kind: str, first: int = 1) -> Iterator[ReadAnswer]:
-        """Yield responses until one is `done`. A page that crashes or stalls the child is reported unreadable."""
+        """Yield responses until one is `done`. Pages that crash or stall the child are reported as unreadable."""
         while True:
             request = ReadRequest(str(path), kind, first, ocr=self.ocr)
             try:

@@ -7,7 +7,7 @@ import numpy as np
 
 from engine.core.index_database import IndexStore
 
-# Rows per batch: their float32 copy has about 25 MB at 384 dimensions.
+# Rows per batch: their float32 copy takes about 25 MB at 384 dimensions.
 _BLOCK: Final = 16_384
 # Deleted passages leave their rows in memory; from this share on, all rows are loaded again.
 _STALE: Final = 0.2

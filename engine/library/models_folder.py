@@ -67,7 +67,7 @@ def register(registry: JobRegistry, open_catalogue: Callable[[], Catalogue], swi
 
 
 def folder_is_fixed(variable: str) -> InputFault:
-    """The error for `Keep` if the environment names the folder."""
+    """The error that `Keep` raises if an environment variable sets the folder."""
     return InputFault(because("folder_is_fixed", variable=variable), "path")
 
 

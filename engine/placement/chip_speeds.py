@@ -89,7 +89,7 @@ class MixtureSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class CpuSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """CPUs: TFLOPS per core and GHz, share of the bandwidth, and GB/s that one thread reads.
 
-    `unpack_ns`: nanoseconds in which one core multiplies by a quantized weight; `layer_us`: how long the threads
+    `unpack_ns`: nanoseconds that one core needs to multiply by a quantized weight; `layer_us`: how long the threads
     wait for each other per layer and token; `token_us`: sampling a token and sending it. `own_attention`: prompt
     speed of Tessera's attention, relative to llama.cpp's.
     """

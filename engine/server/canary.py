@@ -75,7 +75,7 @@ class Watched:
 
 
 class Canary:
-    """Compares rows of answers with the CPU. The account is stored in the folder `state` (None: in memory)."""
+    """Compares rows of answers with the CPU. The results are stored in the folder `state` (None: in memory)."""
 
     def __init__(self, pool: Pool, placer: Placer, state: Path | None, *, enabled: bool = True) -> None:
         self._pool, self._placer = pool, placer

@@ -99,7 +99,7 @@ def lines(gate: GateReport) -> list[str]:
 
 
 def could_veto(gate: GateReport) -> bool:
-    """Whether losing all cases that the original passes would have been a rejection."""
+    """Return True if the gate would reject a file that fails every case the original passes."""
     check = gate.checks[-1]
     best = [True] * check.before + [False] * (check.cases - check.before)
     return compared(check.mix, best, [False] * check.cases).vetoed

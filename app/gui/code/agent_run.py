@@ -207,7 +207,7 @@ def fenced(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Text as one line without invisible characters, cut to a length that can be read."""
+    """Text as one line without invisible characters, cut to a readable length."""
     shown = "".join(char if char.isprintable() else " " for char in text)
     return shown if len(shown) <= _SHOWN_CHARS else shown[:_SHOWN_CHARS] + "…"
 

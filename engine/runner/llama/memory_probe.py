@@ -37,7 +37,7 @@ def sizes(log: str) -> dict[str, Any]:
     """Return cache, output and compute sizes from llama.cpp's log, in bytes.
 
     Without allocation its lines about buffers show 0 for weights and caches. The summary line of each cache, the
-    output buffer and the graph's compute buffers are real. Of repeated reservations the last counts.
+    output buffer and the graph's compute buffers are real. If a reservation is repeated, the last one counts.
     """
     result: dict[str, Any] = {"kv_bytes": 0, "recurrent_bytes": 0, "output_bytes": 0, "compute_bytes": {}}
     for kind, mib in CACHE.findall(log):

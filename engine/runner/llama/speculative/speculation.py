@@ -15,7 +15,7 @@ from engine.runner.load_limits import MAX_DRAFT, MAX_DRAFTING
 
 # Draft length of a draft model that is requested regardless of cost.
 FORCED_LENGTH: Final = 7
-# Assumed cost of a draft token relative to a step of one row, if measurements must not decide: a tenth of the
+# Assumed cost of a draft token relative to a step of one row, where measurements are not used: a tenth of the
 # model's size is a large draft model.
 ASSUMED_DRAFT_TOKEN: Final = 0.15
 # Initial acceptance rate of tokens that a grammar forces: models seldom split words differently.
