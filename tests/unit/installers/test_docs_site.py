@@ -1,5 +1,6 @@
 """The documentation's site: every page is in it, the made pages say what the program says, links lead somewhere."""
 
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,6 +106,32 @@ def test_pages_for_users_name_no_source_file():
     source = re.compile(r"(?:engine|app|quantize|devices|tests)/[\w/]+\.(?:py|toml|cpp)")
     named = {page.name: source.findall(page.read_text(encoding="utf-8")) for page in WRITTEN}
     assert {name: found for name, found in named.items() if found} == {}
+
+
+# Homemade words that read as translated, each with a usual one. Only docs and texts of the window are checked.
+HOMEMADE = {
+    "anew": "again",
+    "beside": "next to",
+    "for ever": "forever",
+    "mend": "fix",
+    "mended": "fixed",
+    "over there": "on that computer",
+    "seldom": "rarely",
+    "the way there": "the connection",
+    "what is left": "the rest",
+    "whereupon": "then",
+}
+
+
+def homemade(text: str) -> set[str]:
+    return {word for word in HOMEMADE if re.search(rf"\b{word}\b", text, re.IGNORECASE)}
+
+
+def test_docs_and_window_have_no_homemade_words():
+    pages = [ROOT / "README.md", *(page for page in DOCS.rglob("*.md") if page.parent != DOCS / "adr")]
+    translations = json.loads((ROOT / "assets/languages/de.json").read_text(encoding="utf-8"))
+    texts = {page.name: page.read_text(encoding="utf-8") for page in pages} | {text: text for text in translations}
+    assert {name: found for name, text in texts.items() if (found := homemade(text))} == {}
 
 
 def test_the_front_page_links_only_to_what_is_in_the_site():
