@@ -94,6 +94,7 @@ class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     tensor_types: _Pattern = ""
     head_size: int = 0
     file_gib: float = 0.0
+    tensor_gib: float = 0.0
     depth: int = 0
     ubatch_over: int = 0
     ubatch_to: int = 0
@@ -190,6 +191,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     tensor_types: tuple[str, ...] = ()
     head_size: int | None = None
     file_gib: float | None = None
+    tensor_gib: float | None = None
     depth: int | None = None
     ubatch: int | None = None
     drafts: int | None = None
@@ -208,7 +210,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 _SWITCHES: Final = (
     "mmap", "flash", "quantized_cache", "host_experts", "host_cache", "checkpoints", "projector", "direct_io",
 )  # fmt: skip
-_LEAST: Final = ("head_size", "file_gib", "depth", "drafts")
+_LEAST: Final = ("head_size", "file_gib", "tensor_gib", "depth", "drafts")
 _MODEL: Final = ("architectures", "tensor_types", "ubatch_over", "ubatch_to")
 OF_LOADS: Final = frozenset({*_SWITCHES, *_LEAST, *_MODEL})
 

@@ -24,6 +24,8 @@ from engine.runner.protocol import LoadSettings
 
 log = logging.getLogger(__name__)
 MAX_ENTRIES: Final = 200
+# Increase it when a load compares more than before: devices are compared again.
+CHECKS: Final = 2
 # Reads weights back from the device a few dozen times: takes seconds for models that fit a laptop.
 OPERATIONS_TIMEOUT_S: Final = 90.0
 # A CPU reads about 150 tokens twice: takes seconds for models that fit a laptop, minutes for the largest.
@@ -35,7 +37,8 @@ class DeviceCheckRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Result of comparing a device with the CPU for models of one kind; `checked_at` is in seconds since the epoch.
 
     `what` names device and features; `reason` says why it is wrong and is empty if it is right. `operations`
-    describes the single operations that differ. `deep_at`: when long texts were compared, too; 0: not yet.
+    describes the single operations that differ. `deep_at`: when long texts were compared; 0: not yet. `check` is of
+    the comparison at a load; None: only long texts were compared, after a resume or without a reference.
     """
 
     what: str
@@ -69,19 +72,20 @@ class DeviceChecks:
         wrong_because: str = "",
         check: DeviceCheck | None = None,
     ) -> None:
-        """Store that long texts were compared too, after short ones; `wrong_because` is set if they differ."""
+        """Store that long texts were compared; `wrong_because`: they differ."""
         key = check_key(settings, shape, machine)
 
         def changed(old: dict[str, DeviceCheckRecord]) -> dict[str, DeviceCheckRecord]:
-            if key is None or key not in old:
+            if key is None:
                 return old
             now = time.time()
-            verdict = msgspec.structs.replace(old[key], deep_at=now)
+            verdict = old.get(key) or DeviceCheckRecord(what=describe(settings), wrong=False, checked_at=now)
+            verdict = msgspec.structs.replace(verdict, deep_at=now)
             if wrong_because:
                 verdict = msgspec.structs.replace(
                     verdict, wrong=True, reason=wrong_because, check=check or verdict.check, checked_at=now
                 )
-            return with_row(old, key, verdict)
+            return _newest(with_row(old, key, verdict))
 
         with contextlib.suppress(OSError):  # on failure they are compared again
             self._store.change(changed)
@@ -98,7 +102,10 @@ class DeviceChecks:
     def to_compare(self, settings: LoadSettings, shape: ModelShape, machine: Machine) -> LoadSettings:
         """The settings, with a CPU reference if the device must be compared. Computes a missing reference."""
         key = check_key(settings, shape, machine)
-        if key is None or key in self._store.get() or self._references is None:
+        if key is None or self._references is None:
+            return settings
+        verdict = self._store.get().get(key)
+        if verdict is not None and (verdict.wrong or verdict.check is not None):
             return settings
         target = self._references / f"{_reference_name(settings)}.msgpack"
         if not target.exists():
@@ -147,8 +154,17 @@ class DeviceChecks:
             check=check,
             checked_at=time.time(),
         )
+
+        def changed(old: dict[str, DeviceCheckRecord]) -> dict[str, DeviceCheckRecord]:
+            deep_at = old[key].deep_at if key in old else 0.0
+            return _newest(with_row(old, key, msgspec.structs.replace(verdict, deep_at=deep_at)))
+
         with contextlib.suppress(OSError):  # on failure the next start compares again
-            self._store.change(lambda old: dict(list(with_row(old, key, verdict).items())[-MAX_ENTRIES:]))
+            self._store.change(changed)
+
+
+def _newest(verdicts: dict[str, DeviceCheckRecord]) -> dict[str, DeviceCheckRecord]:
+    return dict(list(verdicts.items())[-MAX_ENTRIES:])
 
 
 def describe(settings: LoadSettings) -> str:
@@ -169,7 +185,7 @@ def check_key(settings: LoadSettings, shape: ModelShape, machine: Machine) -> st
     """
     if not settings.devices or not settings.n_gpu_layers or settings.embeddings or settings.provider:
         return None
-    facts: list[object] = [settings.devices, settings.flash_attn, settings.type_k, settings.type_v]
+    facts: list[object] = [CHECKS, settings.devices, settings.flash_attn, settings.type_k, settings.type_v]
     facts += [settings.variables] if settings.variables else []
     facts += [
         bool(settings.cpu_expert_layers),

@@ -34,6 +34,7 @@ def load_facts(
         tensor_types=tuple(sorted({tensor.ggml_type.name for tensor in shape.tensors})),
         head_size=wide or None,
         file_gib=shape.file_bytes / 2**30,
+        tensor_gib=max((tensor.nbytes for tensor in shape.tensors), default=0) / 2**30,
         depth=max(settings.n_ctx, settings.max_ctx),
         ubatch=settings.n_ubatch,
         drafts=settings.max_draft,

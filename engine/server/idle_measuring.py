@@ -85,7 +85,8 @@ class IdleMeasuring:
             idle_for_s = 0.0 if self._busy() else idle_for_s + min(LOOK_S, self._idle_s)
             if idle_for_s < self._idle_s or not await asyncio.to_thread(self._is_idle):
                 continue
-            self._deep |= {model.id: model.settings for model in self._state.pool.loaded if model.settings.devices}
+            loaded = ((model.id, model.settings) for model in self._state.pool.loaded)
+            self._deep |= {name: used for name, used in loaded if used.devices and used.n_gpu_layers}
             if await self._checked_one():
                 idle_for_s = 0.0
                 continue
@@ -122,7 +123,10 @@ class IdleMeasuring:
         return False
 
     def _unchecked(self, model_id: str, settings: LoadSettings) -> ModelShape | None:
-        """The shape of a model whose device was compared for short texts only; None if there is nothing to do."""
+        """The shape of a model whose device did not compute long texts yet; None if there is nothing to do.
+
+        After a resume nothing is known of a loaded model's device, so it is compared without a new load.
+        """
         if self._tries[DEEP_OWNER + model_id] >= TRIES or not comparable(settings):
             return None
         placer = self._state.placer
@@ -131,7 +135,7 @@ class IdleMeasuring:
         except (TesseraError, OSError):  # the file is gone
             return None
         verdict = placer.resources.checks.verdict(settings, shape, placer.machine_now())
-        return shape if verdict is not None and not verdict.wrong and not verdict.deep_at else None
+        return shape if verdict is None or not (verdict.wrong or verdict.deep_at) else None
 
     async def _check_deep(self, model_id: str, settings: LoadSettings, shape: ModelShape) -> bool:
         """Return True if it began; False if memory has no room for a second copy of the model now."""

@@ -103,7 +103,7 @@ def test_a_load_that_differs_is_refused_with_the_numbers(bundled_model, referenc
     assert caught.value.numbers["rows"] == found.rows
 
 
-@pytest.mark.parametrize("damage", ["missing", "garbage", "cut", "other version"])
+@pytest.mark.parametrize("damage", ["missing", "garbage", "cut", "other version", "text cut"])
 def test_a_reference_that_is_of_no_use_costs_the_comparison_only(bundled_model, reference, tmp_path, damage):
     data = Path(reference).read_bytes()
     target = tmp_path / "x.msgpack"
@@ -114,6 +114,10 @@ def test_a_reference_that_is_of_no_use_costs_the_comparison_only(bundled_model, 
     elif damage == "other version":
         found = msgspec.msgpack.decode(data, type=Reference)
         target.write_bytes(msgspec.msgpack.encode(msgspec.structs.replace(found, version=99)))
+    elif damage == "text cut":
+        found = msgspec.msgpack.decode(data, type=Reference)
+        first = msgspec.structs.replace(found.alone[0], logprobs=found.alone[0].logprobs[:8])
+        target.write_bytes(msgspec.msgpack.encode(msgspec.structs.replace(found, alone=(first, *found.alone[1:]))))
     assert loaded_with(bundled_model, str(target)).device_check is None
 
 
@@ -184,6 +188,19 @@ def test_verdicts_outlive_the_process_and_are_asked_once(bundled_model, tmp_path
     (tmp_path / "checks.json").write_text("{")
     damaged = DeviceChecks(tmp_path / "checks.json", None)
     assert damaged.verdict(settings, shape, MACHINE) is None
+
+
+def test_a_load_compares_short_texts_although_long_ones_were_compared_after_a_resume(bundled_model, tmp_path):
+    settings, shape = offloaded(bundled_model), read_shape(str(bundled_model))
+    checks = DeviceChecks(tmp_path / "checks.json", tmp_path / "references")
+    checks.record_deep(settings, shape, MACHINE)
+    deep_at = checks.verdict(settings, shape, MACHINE).deep_at
+    assert deep_at > 0
+    assert checks.to_compare(settings, shape, MACHINE).reference_path is not None
+    found = DeviceCheck(rows=52, kld_mean=0.0, kld_max=0.0, top_changed_frac=0.0, logprob_difference=0.0)
+    checks.record(settings, shape, MACHINE, found)
+    assert checks.verdict(settings, shape, MACHINE).deep_at == deep_at
+    assert checks.to_compare(settings, shape, MACHINE) is settings
 
 
 def test_ways_around_a_wrong_device_in_their_order(bundled_model):

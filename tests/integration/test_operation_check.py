@@ -12,6 +12,7 @@ import pytest
 from devices.child_command import child_command
 from engine.runner.llama.native.operation_check import Operation, relative_error, wrong_text
 from engine.runner.protocol import LoadSettings
+from tests.support.models.shapes import shallow, write_shape
 
 # Loads a model on the CPU with the check as its callback. Argument 2 alters one kind of result between the device's
 # computation and the comparison, like a wrong kernel.
@@ -173,3 +174,11 @@ def test_the_worst_come_first_and_the_rest_is_counted():
         "and 1 more"
     )
     assert wrong_text([]) == ""
+
+
+def test_rearranged_weights_of_the_processor_are_passed_over(tmp_path):
+    """Reading them back ends the process, as with layers or experts that stay on the CPU next to a GPU."""
+    path = write_shape(tmp_path / "model.gguf", shallow("llama-q4_0"))
+    found = run(path, "")
+    assert found["wrong"] == ""
+    assert "RMS_NORM" in {kind for kind, _, _ in found["kinds"]}

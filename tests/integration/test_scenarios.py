@@ -5,6 +5,7 @@ The faults are put between llama.cpp and the check: into the tokens before a dec
 
 import os
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,13 +13,15 @@ from engine.core.types import DeviceCheck
 from engine.runner.llama import deep_check_child, reference_child
 from engine.runner.llama.native import scenarios
 from engine.runner.llama.native.batch import Batch, Logits
-from engine.runner.llama.native.device_check import Reference, prompts, reference
+from engine.runner.llama.native.device_check import Reference, prompts
 from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.llama.native.model import load
 from engine.runner.llama.native.scenarios import Scenarios
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
+from engine.runner.llama.vision.vision import Vision
 from engine.runner.protocol import LoadSettings
-from tests.support.models.shapes import shallow, write_shape
+from tests.support.models.shapes import SHAPES, shallow, write_shape
+from tests.support.models.vision_shapes import write_projector
 
 pytestmark = pytest.mark.native
 
@@ -133,12 +136,6 @@ class LayersOff(Device):
         return logits[::-1].copy() if len(logits) > 1 else logits
 
 
-FAULTS = [
-    CrossTalk, NextUbatch, MixedBatch, UbatchBefore, NotANumber, BatchOf512, SecondPrompt, UnrotatedStep, OneToken,
-    LayersOff,
-]  # fmt: skip
-
-
 def put_between(monkeypatch, device, loaded):
     device.ubatch = loaded.n_ubatch
 
@@ -158,10 +155,31 @@ def put_between(monkeypatch, device, loaded):
     monkeypatch.setattr(scenarios, "Logits", FaultyLogits)
 
 
-def examined(loaded, vocabulary, noise, seconds=60.0):
+class RowsOfDrafts(Device):
+    """Wrong for a few rows of one sequence, all of them outputs, as a draft is verified (rule metal-mtp-3)."""
+
+    def after(self, logits):
+        lengths = [length for _, length in self.runs]
+        return self.noise(logits) if len(lengths) == 1 and 1 < lengths[0] == len(logits) < 9 else logits
+
+
+class LikeItself(Device):
+    """Always wrong in the same way, whatever the batch: only other kernels' results show it."""
+
+    def after(self, logits):
+        return np.roll(logits, 3, axis=1)
+
+
+FAULTS = [
+    CrossTalk, NextUbatch, MixedBatch, UbatchBefore, NotANumber, BatchOf512, SecondPrompt, UnrotatedStep, OneToken,
+    LayersOff, RowsOfDrafts, LikeItself,
+]  # fmt: skip
+
+
+def examined(loaded, vocabulary, expected, seconds=60.0):
     tokens = [token for sequence in prompts(loaded, vocabulary) for token in sequence]
     try:
-        return Scenarios(loaded, noise, tokens).run(seconds)
+        return Scenarios(loaded, expected, tokens).run(seconds)
     except ValueError as error:
         return [], error
 
@@ -172,7 +190,7 @@ def spark(bundled_model):
     settings = LoadSettings(path=str(bundled_model), n_ctx=2048, n_batch=256, n_ubatch=64, n_threads=1)
     loaded = load(api, settings, lambda _fraction: True)
     vocabulary = LlamaVocabulary(api, loaded.vocab)
-    yield loaded, vocabulary, reference(loaded, vocabulary)
+    yield loaded, vocabulary, reference_child.compute(api, reference_child.reference_settings(settings))
     loaded.close()
 
 
@@ -183,6 +201,7 @@ def test_a_sound_device_computes_every_scenario_like_each_sequence_alone(spark):
         "several sequences in one batch",
         "a second prompt after an answer",
         "a shared and a truncated prefix",
+        "drafts that are verified",
         "a prompt of several ubatches",
     ]
 
@@ -214,7 +233,8 @@ def test_no_architecture_or_cache_type_raises_an_alarm_on_the_cpu(tmp_path, name
     loaded = load(api, settings, lambda _fraction: True)
     try:
         vocabulary = LlamaVocabulary(api, loaded.vocab)
-        done, wrong = examined(loaded, vocabulary, reference(loaded, vocabulary))
+        expected = reference_child.compute(api, reference_child.reference_settings(settings))
+        done, wrong = examined(loaded, vocabulary, expected)
     finally:
         loaded.close()
     assert wrong is None
@@ -248,12 +268,25 @@ class WrongAfterHundred(WrongBehind):
         return np.roll(found, 1, axis=1) if wrong else found
 
 
+class SomeReserved(WrongAfterHundred):
+    """Some reserved tokens in an answer, which the mean of 150 rows would hide; 1 begins a turn of a chat."""
+
+    def rows(self, count):
+        found = Logits.rows(self, count)
+        SomeReserved.decodes += self._context.settings.repack
+        if self._context.settings.repack and 100 <= SomeReserved.decodes < 103:
+            found = found.copy()
+            found[0, 1] = found[0].max() + 0.1
+        return found
+
+
 @pytest.mark.parametrize(
     ("fault", "wrong"),
     [
         (Logits, None),
         (WrongBehind, "a long text and what follows"),
         (WrongAfterHundred, "an answer of 150 tokens"),
+        (SomeReserved, "an answer of 150 tokens"),
     ],
 )
 def test_long_texts_and_answers_are_compared_with_the_cpu(bundled_model, monkeypatch, fault, wrong):
@@ -261,7 +294,63 @@ def test_long_texts_and_answers_are_compared_with_the_cpu(bundled_model, monkeyp
     settings = LoadSettings(path=str(bundled_model), n_ctx=1024, n_batch=512, n_ubatch=256, n_threads=1)
     found = deep_check_child.compared(settings, 700)
     assert found.get("wrong") == wrong
-    assert found["nats"] < 0.02 or wrong
+    assert wrong or found["nats"] < 0.02
+    assert ("reserved" in found.get("reason", "")) is (fault is SomeReserved)
+
+
+def test_products_of_each_type_are_compared_with_one_row_and_128(bundled_model, monkeypatch):
+    settings = LoadSettings(path=str(bundled_model), n_ctx=1024, n_batch=512, n_ubatch=256, n_threads=1)
+    seen = []
+
+    def compare(self, loaded, tokens, seconds=float("inf"), num_prompt=0):
+        compared = real(self, loaded, tokens, seconds, num_prompt)
+        seen.extend((o.kind, o.weights, o.rows) for o in compared)
+        wrong = [msgspec.structs.replace(o, wrong=True, error=0.3) for o in compared if o.rows == "many"]
+        return wrong if is_faulty else compared
+
+    real = deep_check_child.OperationCheck.compare
+    monkeypatch.setattr(deep_check_child.OperationCheck, "compare", compare)
+    is_faulty = True
+    found = deep_check_child.compared(settings, 512)
+    assert {("MUL_MAT", "f16", "one"), ("MUL_MAT", "f16", "many")} <= set(seen)
+    assert found["wrong"] == "matrix products"
+    assert "several tokens" in found["reason"]
+
+
+@pytest.mark.parametrize("has_fault", [False, True])
+def test_a_picture_is_compared_with_the_cpu(tmp_path, monkeypatch, has_fault):
+    path = write_shape(tmp_path / "model.gguf", shallow("gemma3"))
+    projector = write_projector(tmp_path / "mmproj.gguf", "gemma3", SHAPES["gemma3"].embd)
+
+    class Faulty(Vision):
+        def __init__(self, loaded, path):
+            super().__init__(loaded, path)
+            self.is_device = loaded.settings.repack
+
+        def put(self, span, position, seq_id):
+            get = self._api.mtmd_get_output_embd
+            size = span.n_tokens * self._loaded.api.llama_model_n_embd(self._loaded.model)
+
+            def negated(context):
+                pointer = get(context)
+                values = np.ctypeslib.as_array(pointer, (size,))
+                values *= -1
+                return pointer
+
+            if has_fault and self.is_device:
+                monkeypatch.setattr(self._api, "mtmd_get_output_embd", negated)
+            try:
+                return super().put(span, position, seq_id)
+            finally:
+                monkeypatch.setattr(self._api, "mtmd_get_output_embd", get)
+
+    monkeypatch.setattr(deep_check_child, "Vision", Faulty)
+    settings = LoadSettings(
+        path=str(path), n_ctx=1024, n_batch=512, n_ubatch=256, n_threads=1, mmproj_path=str(projector)
+    )
+    found = deep_check_child.compared(settings, 512)
+    assert "a picture" in found["done"]
+    assert found.get("wrong") == ("a picture" if has_fault else None)
 
 
 @pytest.mark.parametrize(("n_ctx", "loads"), [(4096, [256, 256]), (131_072, [256, 4097, 4097])])
@@ -284,6 +373,7 @@ def test_the_reference_of_a_longrope_model_has_the_factors_of_the_devices_contex
     monkeypatch.setattr(reference_child, "LlamaVocabulary", lambda _api, _vocab: None)
     monkeypatch.setattr(reference_child, "reference", lambda _loaded, _vocabulary: expected)
     monkeypatch.setattr(reference_child, "prompts", lambda _loaded, _vocabulary: [])
+    monkeypatch.setattr(reference_child, "alone", lambda _loaded, _tokens, _noise: ())
     monkeypatch.setattr(reference_child, "logprob_rows", lambda _loaded, _sequences: None)
     check = DeviceCheck(rows=1, kld_mean=0.1, kld_max=0.2, top_changed_frac=0.0, logprob_difference=0.3)
     monkeypatch.setattr(reference_child, "compare_rows", lambda _expected, _rows: check)

@@ -1,28 +1,44 @@
-"""Child process: compares long texts and long answers on a device with the CPU, at the lowest priority.
+"""Child process: compares long texts, long answers and images on a device with the CPU, at the lowest priority.
 
 Usage: python -m engine.runner.llama.deep_check_child PARENT_PID SETTINGS_JSON DEPTH. Prints one JSON line. A first
-load compares short texts only. Some drivers fail only after a thousand tokens or more, beyond a sliding window, or
-in answers after a hundred tokens. So the device reads DEPTH tokens in the server's batches, then single tokens and
-a few at once, and it continues a text by itself. The CPU's plain kernels compute the same texts in pieces.
+load compares short texts only. Drivers were also wrong behind a thousand tokens and more, beyond a sliding window,
+and in answers after a hundred tokens. So the device reads DEPTH tokens in the server's batches, then single tokens
+and a few at once, and it continues a text by itself. The CPU's plain kernels compute the same texts in pieces.
+Matrix products of each type of tensor are compared one by one, with one row and with 128.
 """
 
 import os
+import struct
 import sys
+import zlib
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
+from devices.backends import openvino
 from devices.child_command import write_answer
 from devices.msgspec_lock import learned
+from engine.core.types import GenerationRequest, Image
 from engine.runner.llama.native.batch import Batch, Logits
-from engine.runner.llama.native.device_check import Reference, compare_rows, log_softmax, prompts, reference_of
+from engine.runner.llama.native.device_check import (
+    SURE_NATS,
+    Reference,
+    compare_rows,
+    log_softmax,
+    prompts,
+    reference_of,
+)
+from engine.runner.llama.native.device_verdict import CELLS
 from engine.runner.llama.native.llama_api import KernelsMissing, start_backends
-from engine.runner.llama.native.model import LoadedModel, LoadFailed, load, padded
+from engine.runner.llama.native.model import LoadedModel, LoadFailed, load, padded, watched_context
+from engine.runner.llama.native.operation_check import SINGLE_TOKENS, OperationCheck, wrong_text
 from engine.runner.llama.native.scenarios import NOISES, WRONG_NATS
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.llama.recompute_child import LOWEST_PRIORITY
 from engine.runner.llama.reference_child import reference_settings
+from engine.runner.llama.vision.image import ImageRefused
+from engine.runner.llama.vision.vision import Vision
 from engine.runner.orphans import die_with_parent
 from engine.runner.protocol import LoadSettings
 
@@ -35,6 +51,18 @@ TOGETHER: Final = 4
 MARKS: Final = 16
 PIECE: Final = 256
 NAMES: Final = ("an answer of 150 tokens", "a long text and what follows")
+PRODUCTS: Final = "matrix products"
+PICTURE: Final = "a picture"
+# Rows of a prompt in the comparison of products, and the error that no sound kernel has: ggml's tests allow 5e-4,
+# public faults begin at 0.2.
+PRODUCT_ROWS: Final = 128
+PRODUCTS_S: Final = 120.0
+WRONG_PRODUCT: Final = 0.01
+MATRIX_PRODUCTS: Final = ("MUL_MAT", "MUL_MAT_ID")
+# llama.h, enum llama_token_attr: unknown, unused and control tokens.
+RESERVED_ATTRIBUTES: Final = 1 | 2 | 8
+# A square with colours in both directions, large enough for several patches of any encoder.
+PICTURE_SIDE: Final = 224
 
 
 class Computer:
@@ -71,6 +99,15 @@ class Computer:
                 rows += self._decoded()
         return rows
 
+    def text_rows(self, text: list[int], position: int) -> list[Any]:
+        """The rows of a short text that continues what the cache has, at each of its last places."""
+        first = max(0, len(text) - MARKS)
+        if first:
+            self._batch.add_prompt(text[:first], position, 0, last=False)
+        for at in range(first, len(text)):
+            self._batch.add(text[at], position + at, 0)
+        return self._decoded()
+
     def _decoded(self) -> list[Any]:
         size, count = self._batch.size, self._batch.outputs
         code = self._batch.decode()
@@ -78,6 +115,89 @@ class Computer:
         if code != 0:
             raise ValueError(f"a batch of {size} tokens could not be decoded (llama_decode returned {code})")
         return [log_softmax(row) for row in self._logits.rows(count)[:count]] if count else []
+
+
+def reserved_places(loaded: LoadedModel, vocabulary: LlamaVocabulary, tokens: list[int]) -> list[int]:
+    """The places of unknown, unused and control tokens, except those that end an answer."""
+    attribute, vocab = loaded.api.llama_vocab_get_attr, loaded.vocab
+    reserved = (i for i, token in enumerate(tokens) if attribute(vocab, token) & RESERVED_ATTRIBUTES)
+    return [i for i in reserved if tokens[i] not in vocabulary.ends]
+
+
+def num_wrongly_reserved(places: list[int], tokens: list[int], rows: Any) -> int:
+    """At how many of these places of an answer the CPU is sure of another token; `rows`: (tokens, n_vocab)."""
+    number = 0
+    for place in places:
+        second, first = np.sort(rows[place])[-2:]
+        number += bool(first - second > SURE_NATS and rows[place].argmax() != tokens[place])
+    return number
+
+
+def products(loaded: LoadedModel, tokens: list[int]) -> str:
+    """The kinds of matrix products that differ from the CPU's, as text; empty: none, or they were not compared."""
+    if openvino.target_of(loaded.settings.devices):  # it compiles whole graphs
+        return ""
+    text = [tokens[i % len(tokens)] for i in range(PRODUCT_ROWS + SINGLE_TOKENS)]
+    try:
+        check = OperationCheck(loaded.api)
+        try:
+            watched = watched_context(loaded, min(CELLS, loaded.n_ctx), check.callback)
+            try:
+                compared_operations = check.compare(watched, text, PRODUCTS_S, PRODUCT_ROWS)
+            finally:
+                loaded.api.llama_free(watched.context)
+        finally:
+            check.close()
+    except (KernelsMissing, LoadFailed, ValueError, AttributeError) as error:
+        sys.stderr.write(f"the device's products were not compared: {error}\n")
+        return ""
+    return wrong_text(
+        [o for o in compared_operations if o.kind in MATRIX_PRODUCTS and not o.error <= WRONG_PRODUCT]
+    )
+
+
+def picture() -> bytes:
+    """A PNG with colours in both directions."""
+    side = np.arange(PICTURE_SIDE)
+    pixels = np.zeros((PICTURE_SIDE, PICTURE_SIDE, 3), np.uint8)
+    pixels[:, :, 0], pixels[:, :, 1], pixels[:, :, 2] = side[None], side[:, None], (side[None] ^ side[:, None])
+    data = b"".join(b"\0" + row.tobytes() for row in pixels)
+    header = struct.pack(">IIBBBBB", PICTURE_SIDE, PICTURE_SIDE, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(data)), (b"IEND", b""))
+    chunks = (struct.pack(">I", len(d)) + kind + d + struct.pack(">I", zlib.crc32(kind + d)) for kind, d in parts)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def picture_rows(loaded: LoadedModel, projector: str) -> Any:
+    """The rows after a picture and some words; None if it cannot be read with these settings or this memory.
+
+    Raises: ValueError: a batch could not be decoded, or its output is not a number.
+    """
+    try:
+        vision = Vision(loaded, projector)
+        prompt = f"Look: {vision.marker} This picture shows colours, and the first of them is"
+        request = GenerationRequest(prompt=prompt, images=(Image(data=picture()),), max_tokens=1)
+        tokens, media = vision.read(request)
+    except (LoadFailed, ImageRefused) as error:
+        sys.stderr.write(f"pictures were not compared: {error}\n")
+        return None
+    computer, at, rows = Computer(loaded, PIECE), 0, list[Any]()
+    computer.clear()
+    try:
+        while at < len(tokens):
+            if (span := media.at(at)) is not None:
+                if (code := vision.put(span, media.position(at), 0)) != 0:
+                    sys.stderr.write(f"a picture was not decoded (code {code})\n")
+                    return None
+                at = span.end
+                continue
+            end = media.text_until(at, len(tokens))
+            rows = computer.text_rows(tokens[at:end], media.position(at))
+            at = end
+    finally:
+        media.close()
+        computer.clear()
+    return np.stack(rows)
 
 
 def on_device(computer: Computer, tokens: list[int], depth: int) -> tuple[list[list[int]], list[Reference]]:
@@ -108,40 +228,57 @@ def marks(depth: int) -> frozenset[int]:
 def compared(settings: LoadSettings, depth: int) -> dict[str, object]:
     """The comparisons made, and the first text that differs. Raises: KernelsMissing, LoadFailed, ValueError."""
     cells = padded(depth + SINGLE + TOGETHER + 1)
-    plain = reference_settings(settings)
+    plain, projector = reference_settings(settings), settings.mmproj_path
     small: dict[str, object] = {"n_ctx": cells, "kv_cells": 0, "n_parallel": 1, "max_rollback": 0}
     small |= {"mtp": False, "draft_path": None, "mmproj_path": None, "lora": (), "reference_path": None}
     api = start_backends(settings.devices, tiles=settings.tiles, variables=settings.variables)
     loaded = load(api, msgspec.structs.replace(settings, **small), lambda _fraction: True)
     try:
-        tokens = [t for sequence in prompts(loaded, LlamaVocabulary(api, loaded.vocab)) for t in sequence]
+        vocabulary = LlamaVocabulary(api, loaded.vocab)
+        tokens = [t for sequence in prompts(loaded, vocabulary) for t in sequence]
         texts, references = on_device(Computer(loaded, loaded.n_batch), tokens, depth)
+        reserved = reserved_places(loaded, vocabulary, texts[0][PROMPT:])
+        seen = picture_rows(loaded, projector) if projector is not None else None
+        wrong_products = products(loaded, tokens)
     except ValueError as error:  # not a number, or a batch that it cannot decode
         return {"done": NAMES, "wrong": NAMES[1], "reason": str(error)}
     finally:
         loaded.close()
     small |= {"n_batch": min(PIECE, cells), "n_ubatch": min(PIECE, cells)}
     small |= {"n_threads": settings.n_threads, "n_threads_batch": settings.n_threads_batch}
-    right = _on_plain(api, msgspec.structs.replace(plain, **small), texts, depth)
-    checks = [compare_rows(expected, rows) for expected, rows in zip(references, right, strict=True)]
+    right = _on_plain(api, msgspec.structs.replace(plain, **small), texts, depth, projector)
+    if number := num_wrongly_reserved(reserved, texts[0][PROMPT:], right[0]):
+        return {"done": NAMES, "wrong": NAMES[0], "reason": f"{number} tokens are reserved ones"}
+    names = list(NAMES)
+    if seen is not None and len(right) > len(names):
+        names.append(PICTURE)
+        references.append(reference_of(seen))
+    checks = [compare_rows(expected, rows) for expected, rows in zip(references, right, strict=False)]
+    verdict: dict[str, object] = {"done": names, "nats": max(check.kld_mean for check in checks)}
+    if wrong_products:
+        verdict |= {"wrong": PRODUCTS, "reason": wrong_products}
     if all(check.kld_mean <= WRONG_NATS for check in checks):
-        return {"done": NAMES, "nats": max(check.kld_mean for check in checks)}
-    # How much the order of additions matters for this model, measured with the CPU's other attention and without a
-    # quantized cache.
+        return verdict
+    # How much the order of additions matters to this model: the CPU's other attention, without a quantized cache.
     other = {**small, "flash_attn": "off", "type_k": "f16", "type_v": "f16"}
-    again = _on_plain(api, msgspec.structs.replace(plain, **other), texts, depth)
-    for name, expected, check, first, second in zip(NAMES, references, checks, right, again, strict=True):
+    again = _on_plain(api, msgspec.structs.replace(plain, **other), texts, depth, projector)
+    for name, expected, check, first, second in zip(names, references, checks, right, again, strict=False):
         noise = compare_rows(reference_of(first), second).kld_mean
         nats = min(check.kld_mean, compare_rows(expected, second).kld_mean)
         if not nats <= max(WRONG_NATS, NOISES * noise):
-            return {"done": NAMES, "wrong": name, "nats": check.kld_mean, "check": msgspec.to_builtins(check)}
-    return {"done": NAMES, "nats": max(check.kld_mean for check in checks)}
+            return {"done": names, "wrong": name, "nats": check.kld_mean, "check": msgspec.to_builtins(check)}
+    return verdict
 
 
-def _on_plain(api: Any, settings: LoadSettings, texts: list[list[int]], depth: int) -> list[Any]:
+def _on_plain(
+    api: Any, settings: LoadSettings, texts: list[list[int]], depth: int, projector: str | None
+) -> list[Any]:
+    """The CPU's rows of the texts, and of the picture if the model reads it."""
     loaded = load(api, settings, lambda _fraction: True)
     try:
-        return on_cpu(Computer(loaded, PIECE), texts, depth)
+        rows = on_cpu(Computer(loaded, PIECE), texts, depth)
+        seen = picture_rows(loaded, projector) if projector is not None else None
+        return rows if seen is None else [*rows, seen]
     finally:
         loaded.close()
 

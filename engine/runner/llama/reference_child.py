@@ -17,6 +17,7 @@ from engine.runner.engine_args import computing
 from engine.runner.llama.native import model as llama_model
 from engine.runner.llama.native.device_check import Reference, compare_rows, logprob_rows, prompts, reference
 from engine.runner.llama.native.llama_api import KernelsMissing, start_backends
+from engine.runner.llama.native.scenarios import alone
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.protocol import LoadSettings
 
@@ -57,6 +58,8 @@ def compute(api: Any, settings: LoadSettings, n_ctx: int = 0) -> Reference:
             vocabulary = LlamaVocabulary(api, loaded.vocab)
             if result is None:
                 result = reference(loaded, vocabulary)
+                tokens = [token for sequence in prompts(loaded, vocabulary) for token in sequence]
+                result = msgspec.structs.replace(result, alone=alone(loaded, tokens, result))
             else:
                 noise = compare_rows(result, logprob_rows(loaded, prompts(loaded, vocabulary)))
                 result = msgspec.structs.replace(result, noise_kld_mean=noise.kld_mean, noise_kld_max=noise.kld_max)

@@ -551,9 +551,9 @@ def compare_scenarios(
     except ValueError as error:
         raise DeviceWrong(f"on {name}, {error}", check) from error
     if wrong is not None:
-        reason = f"{name} computes {wrong.scenario} wrongly ({wrong.nats:.2g} nats from each sequence alone)"
+        reason = f"{name} computes {wrong.scenario} wrongly ({wrong.nats:.2g} nats)"
         raise DeviceWrong(reason, check)
-    sys.stderr.write(f"{name} computed like each sequence alone: {', '.join(done) or 'nothing'}\n")
+    sys.stderr.write(f"{name} computed like each text alone: {', '.join(done) or 'nothing'}\n")
 
 
 def model_drafter(loaded: llama_model.LoadedModel, vocabulary: LlamaVocabulary) -> ModelDrafter | None:

@@ -38,6 +38,14 @@ def test_the_decision_is_what_the_thread_found_to_work(rules, state):
     assert agrees(state, decision), (decision.backend, [rule.id for rule in decision.rules])
 
 
+@pytest.mark.parametrize(("largest_gib", "backend"), [(2.1, "cpu"), (1.9, "opencl"), (None, "opencl")])
+def test_a_tensor_that_opencl_cannot_allocate_at_once_stays_off_the_gpu(rules, largest_gib, backend):
+    facts = Facts(backend="opencl", system="windows", gpu="Qualcomm Adreno(TM) X1-85", tensor_gib=largest_gib)
+    assert decide(rules.rules, facts).backend == backend
+    newer = msgspec.structs.replace(facts, gpu="Qualcomm Adreno(TM) X2-90")
+    assert decide(rules.rules, newer).backend == "opencl"
+
+
 def test_every_rule_has_a_source_a_chip_or_version_and_a_way_round(rules):
     for rule in rules.rules:
         assert rule.sources, rule.id

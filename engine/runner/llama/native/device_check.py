@@ -19,7 +19,7 @@ from engine.runner.llama.native.batch import Batch, Logits
 from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 
-VERSION: Final = 1
+VERSION: Final = 2
 # Prose, code and numbers in several scripts, to use tokens from all parts of a vocabulary.
 TEXTS: Final = (
     (
@@ -47,7 +47,8 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
     `rows` rows of `width` entries each, row after row, little-endian; `version` and `tokens` identify the
     computation. `noise_kld_mean` and `noise_kld_max` (nats) are the KL divergence of the CPU's other attention
-    kernels from these: the effect of only the order of additions in this model.
+    kernels from these: the effect of only the order of additions in this model. `alone` has the results for the
+    texts of the scenarios, each computed by itself.
     """
 
     version: int
@@ -58,6 +59,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bytes
     noise_kld_mean: float = 0.0
     noise_kld_max: float = 0.0
+    alone: "tuple[Reference, ...]" = ()
 
 
 # A margin between the two most likely tokens that no correct kernel reverses. Measured: the log, device check.
@@ -273,6 +275,10 @@ def read_reference(path: Path) -> Reference | None:
         reference = msgspec.msgpack.decode(path.read_bytes(), type=learned(Reference))
     except (OSError, ValueError, RecursionError):
         return None
+    is_sound = reference.version == VERSION and all(map(_is_whole, (reference, *reference.alone)))
+    return reference if is_sound else None
+
+
+def _is_whole(reference: Reference) -> bool:
     size = 4 * reference.rows * reference.width
-    sound = reference.version == VERSION and len(reference.token_ids) == size == len(reference.logprobs)
-    return reference if sound else None
+    return len(reference.token_ids) == size == len(reference.logprobs)

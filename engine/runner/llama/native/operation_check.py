@@ -34,6 +34,9 @@ EMPTY: Final = frozenset({"NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"})
 PRODUCTS: Final = frozenset({"MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT", "OUT_PROD", "SSM_SCAN", "GATED_DELTA_NET"})
 MAX_PRODUCT_ERROR: Final = 5e-4
 MAX_ERROR: Final = 1e-6
+# Memory of weights that the CPU rearranged, which cannot be read back. Source: ggml-cpu: repack.cpp, amx.cpp and
+# kleidiai.cpp.
+REARRANGED: Final = frozenset({b"CPU_REPACK", b"AMX", b"CPU_KLEIDIAI"})
 PROMPT_TOKENS: Final = 40
 SINGLE_TOKENS: Final = 3
 WORDS: Final = {
@@ -108,6 +111,7 @@ class OperationCheck:
             ("ggml_backend_graph_compute", ctypes.c_int, [ctypes.c_void_p, ctypes.c_void_p]),
             ("ggml_backend_init_by_type", ctypes.c_void_p, [ctypes.c_int, ctypes.c_char_p]),
             ("ggml_backend_free", None, [ctypes.c_void_p]),
+            ("ggml_backend_buffer_name", ctypes.c_char_p, [ctypes.c_void_p]),
             (
                 "ggml_backend_tensor_get",
                 None,
@@ -130,12 +134,18 @@ class OperationCheck:
         ]
         return sorted(operations, key=lambda o: (not o.wrong, -np.nan_to_num(o.error, nan=np.inf)))
 
-    def compare(self, loaded: LoadedModel, tokens: list[int], seconds: float = float("inf")) -> list[Operation]:
+    def compare(
+        self,
+        loaded: LoadedModel,
+        tokens: list[int],
+        seconds: float = float("inf"),
+        num_prompt: int = PROMPT_TOKENS,
+    ) -> list[Operation]:
         """Compare the nodes of a prompt and of single tokens in a context with this callback, half the time each.
 
         Raises: ValueError: nothing could be compared.
         """
-        first = max(1, min(PROMPT_TOKENS, len(tokens) - SINGLE_TOKENS))
+        first = max(1, min(num_prompt, len(tokens) - SINGLE_TOKENS))
         batch = Batch(loaded)
         batch.add_prompt(tokens[:first], 0, 0, last=True)
         started = time.monotonic()
@@ -172,6 +182,8 @@ class OperationCheck:
             return False
         if self._kind(node) in EMPTY or not all(node.ne):
             return False
+        if not all(self._is_readable(source.contents) for source in node.src if source):
+            return False
         # Nodes that are not compared, such as writes to an 8-bit cache, must still finish before the next one.
         if node.type in (F32, F16, BF16):
             self._expected = self._by_cpu(node)
@@ -187,6 +199,10 @@ class OperationCheck:
         error = relative_error(right, wrong)
         self._results[key] = count + 1, worst if np.isnan(worst) or error <= worst else error
         return True
+
+    def _is_readable(self, tensor: Tensor) -> bool:
+        buffer = tensor.view_src.contents.buffer if tensor.view_src else tensor.buffer
+        return not buffer or self._lib.ggml_backend_buffer_name(buffer) not in REARRANGED
 
     def _read(self, tensor: Tensor) -> Any:
         """Return the tensor's bytes, from any device."""

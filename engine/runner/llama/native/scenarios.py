@@ -1,8 +1,10 @@
 """Computes several sequences and long prompts as the server does, and compares them with each sequence alone.
 
-The device check computes one sequence of 64 tokens. Some drivers were wrong only with several sequences in one
-batch, with a prompt next to answers, with a prompt of several ubatches, or with a second prompt. Here the device's
-own results for each sequence alone, in short pieces, are the reference: such pieces were compared with the CPU.
+The device check computes one sequence of 64 tokens. Drivers were wrong only with several sequences in one batch,
+with a prompt next to answers, with a prompt of several ubatches, with a second prompt, or with rows of drafts.
+The reference for each short text is the CPU's result for it alone. A long prompt would take the CPU too long at a
+first load: it is compared with the device's own results in short pieces, and with the CPU's while the computer is
+idle (deep_check_child).
 """
 
 import time
@@ -24,6 +26,9 @@ ROUNDS: Final = 6
 UBATCHES: Final = 2.5
 PIECE: Final = 64
 MAX_OUTPUTS: Final = 16
+# Tokens that a full context discards from the middle of a text, and drafts that are not what follows.
+DISCARDED: Final = 10
+WRONG_DRAFTS: Final = 3
 # Other shapes of batches use other kernels, whose sums differ in order. The faults are far larger: one row of
 # another sequence is nats apart. So the limit is twenty times the device check's, or ten times the model's noise.
 WRONG_NATS: Final = 0.02
@@ -39,13 +44,40 @@ class Wrong(NamedTuple):
     nats: float
 
 
-class Scenarios:
-    """The scenarios of one loaded model; each empties the cache. `noise` is the reference of the device check."""
+def texts(tokens: list[int]) -> list[list[int]]:
+    """A text for each sequence, made of these tokens, and the second one without a part of its middle."""
+    number = len(tokens)
+    rows = [
+        [tokens[(seq * 17 + i * (2 * seq + 1)) % number] for i in range(PROMPT + STEPS + DISCARDED)]
+        for seq in range(SEQUENCES)
+    ]
+    discarded = rows[1][: PROMPT // 2] + rows[1][PROMPT // 2 + DISCARDED :]
+    return [*(row[: PROMPT + STEPS] for row in rows), discarded]
 
-    def __init__(self, loaded: LoadedModel, noise: Reference, tokens: list[int]) -> None:
-        self._loaded, self._noise = loaded, noise
+
+def alone(loaded: LoadedModel, tokens: list[int], noise: Reference) -> tuple[Reference, ...]:
+    """A model's results for each of the texts, in a batch of its own; empty if the context is too small for one.
+
+    Raises: ValueError: a batch could not be decoded, or its output is not a number.
+    """
+    if not has_room(loaded):
+        return ()
+    computer = Scenarios(loaded, noise, tokens)
+    return tuple(reference_of(np.stack(computer.at_once(text)), noise) for text in texts(tokens))
+
+
+def has_room(loaded: LoadedModel) -> bool:
+    """Whether a text of the scenarios fits the context and a batch."""
+    return min(loaded.n_ctx, loaded.n_batch) > PROMPT + STEPS
+
+
+class Scenarios:
+    """The scenarios of one loaded model; each empties the cache. `expected` has the CPU's results."""
+
+    def __init__(self, loaded: LoadedModel, expected: Reference, tokens: list[int]) -> None:
+        self._loaded, self._expected = loaded, expected
         self._batch, self._logits = Batch(loaded), Logits(loaded)
-        self._tokens = tokens or [0]
+        self._tokens, self._texts = tokens, texts(tokens)
 
     def run(self, seconds: float = SECONDS) -> tuple[list[str], Wrong | None]:
         """The scenarios that were computed, and the first whose results differ.
@@ -66,13 +98,15 @@ class Scenarios:
     def _possible(self) -> Iterator[tuple[str, Callable[[float], float | None]]]:
         settings = self._loaded.settings
         cells = max(settings.kv_cells, self._loaded.n_ctx)
-        if min(self._loaded.n_ctx, self._loaded.n_batch) <= PROMPT + STEPS:
+        if not has_room(self._loaded) or not self._expected.alone:
             return
         if settings.n_parallel > 1 and cells >= SEQUENCES * (PROMPT + STEPS):
             yield "several sequences in one batch", self._mixed
         yield "a second prompt after an answer", self._second
         if self._loaded.keeps_partial and settings.n_parallel > 1:
             yield "a shared and a truncated prefix", self._shared
+        if settings.max_draft and (self._loaded.keeps_partial or self._loaded.max_rollback >= WRONG_DRAFTS):
+            yield "drafts that are verified", self._verified
         if min(self._loaded.n_batch, self._loaded.n_ctx - 1) > self._loaded.n_ubatch:
             yield "a prompt of several ubatches", self._long
 
@@ -81,23 +115,21 @@ class Scenarios:
     def _mixed(self, end: float) -> float | None:
         """Prompts in a batch with other sequences' answers, and answers of all sequences together."""
         count = min(SEQUENCES, self._loaded.settings.n_parallel)
-        texts = [self._text(number, PROMPT + STEPS) for number in range(count)]
-        alone = [self._alone(text) for text in texts]
         for _ in range(ROUNDS):
-            for expected, computed in zip(alone, self._together(texts), strict=True):
-                if (nats := self._difference(expected, computed)) is not None:
+            for seq, computed in enumerate(self._together(self._texts[:count])):
+                if (nats := self._difference(seq, computed)) is not None:
                     return nats
             if time.monotonic() > end:
                 break
         return None
 
-    def _together(self, texts: list[list[int]]) -> list[list[Any]]:
+    def _together(self, rows_of: list[list[int]]) -> list[list[Any]]:
         """The rows of each text. All share one cache: the texts start one after another, the last two together."""
-        rows: list[list[Any]] = [[] for _ in texts]
-        at = [0] * len(texts)
-        for step in range(len(texts) + STEPS):
-            for seq, text in enumerate(texts):
-                if step == min(seq, len(texts) - 2):
+        rows: list[list[Any]] = [[] for _ in rows_of]
+        at = [0] * len(rows_of)
+        for step in range(len(rows_of) + STEPS):
+            for seq, text in enumerate(rows_of):
+                if step == min(seq, len(rows_of) - 2):
                     self._batch.add_prompt(text[:PROMPT], 0, seq, last=True)
                     at[seq] = PROMPT
                 elif PROMPT <= at[seq] < len(text):
@@ -110,29 +142,47 @@ class Scenarios:
         return rows
 
     def _second(self, _end: float) -> float | None:
-        """The same prompt again after single steps, which may have rewritten weights or left something behind."""
-        text = self._text(0, PROMPT + STEPS)
-        first = self._alone(text)
-        return self._difference(first, self._alone(text))
+        """The same prompt again after single steps, which may have rewritten weights or left something over."""
+        for _ in range(2):
+            if (nats := self._difference(0, self._continued(self._texts[0], 0, 0))) is not None:
+                return nats
+            self._clear()
+        return None
 
     def _shared(self, _end: float) -> float | None:
-        """A sequence that begins with another's cells, and one that was cut and continued."""
-        text, half = self._text(1, PROMPT + STEPS), PROMPT // 2
-        expected = self._alone(text)
+        """A sequence that begins with another's cells, and one that was cut and continued in two ways."""
+        text, half = self._texts[1], PROMPT // 2
         self._batch.add_prompt(text[:PROMPT], 0, 0, last=True)
         self._decoded()
         api, memory = self._loaded.api, self._loaded.memory
         api.llama_memory_seq_cp(memory, 0, 1, 0, half)
-        if (nats := self._difference(expected, self._continued(text, half, 1))) is not None:
+        if (nats := self._difference(1, self._continued(text, half, 1))) is not None:
             return nats
-        if not api.llama_memory_seq_rm(memory, 0, half, -1):
+        for number in (1, SEQUENCES):  # the same text, and what a full context does: without a part of the middle
+            if not api.llama_memory_seq_rm(memory, 0, half, -1):
+                return None
+            if (nats := self._difference(number, self._continued(self._texts[number], half, 0))) is not None:
+                return nats
+        return None
+
+    def _verified(self, _end: float) -> float | None:
+        """Drafts of which only the first token is right, then, after their removal, drafts that are all right."""
+        text, start = self._texts[2], PROMPT + 1
+        self._batch.add_prompt(text[:PROMPT], 0, 0, last=True)
+        rows = self._decoded()
+        for at, token in enumerate([text[PROMPT], *text[:WRONG_DRAFTS]], start=PROMPT):
+            self._batch.add(token, at, 0)
+        rows += self._decoded()[:1]
+        if not self._loaded.api.llama_memory_seq_rm(self._loaded.memory, 0, start, -1):
             return None
-        return self._difference(expected, self._continued(text, half, 0))
+        for at in range(start, len(text)):
+            self._batch.add(text[at], at, 0)
+        return self._difference(2, rows + self._decoded())
 
     def _long(self, end: float) -> float | None:
         """A prompt of several ubatches in one call, as the server reads it."""
         length = min(int(UBATCHES * self._loaded.n_ubatch), self._loaded.n_batch, self._loaded.n_ctx - 1)
-        text = self._text(2, length)
+        text = [self._tokens[i * 5 % len(self._tokens)] for i in range(length)]
         marks = [max(1, length * (i + 1) // MAX_OUTPUTS) for i in range(MAX_OUTPUTS)]
         started = time.monotonic()
         expected, at = list[Any](), 0
@@ -152,23 +202,21 @@ class Scenarios:
                 self._batch.add_prompt(text[at : mark - 1], at, 0, last=False)
             self._batch.add(text[mark - 1], mark - 1, 0)
             at = mark
-        return self._difference(expected, self._decoded())
+        return self._apart(reference_of(np.stack(expected), self._expected), self._decoded())
 
     # ---- parts
 
-    def _text(self, number: int, length: int) -> list[int]:
-        """Different tokens for each sequence, each in a different order."""
-        start = number * 17 % len(self._tokens)
-        return [self._tokens[(start + i * (2 * number + 1)) % len(self._tokens)] for i in range(length)]
-
-    def _alone(self, text: list[int]) -> list[Any]:
-        self._clear()
-        rows = self._continued(text, 0, 0)
+    def at_once(self, text: list[int]) -> list[Any]:
+        """The compared rows of a text that is one batch."""
+        self._batch.add_prompt(text[: PROMPT - 1], 0, 0, last=False)
+        for at in range(PROMPT - 1, len(text)):
+            self._batch.add(text[at], at, 0)
+        rows = self._decoded()
         self._clear()
         return rows
 
     def _continued(self, text: list[int], start: int, seq: int) -> list[Any]:
-        """The rows of a text whose first `start` tokens are in the sequence."""
+        """The compared rows of a text whose first `start` tokens are in the sequence."""
         self._batch.add_prompt(text[start:PROMPT], start, seq, last=True)
         rows = self._decoded()
         for at in range(PROMPT, len(text)):
@@ -185,10 +233,14 @@ class Scenarios:
             raise ValueError(f"a batch of {size} tokens could not be decoded (llama_decode returned {code})")
         return [log_softmax(row) for row in self._logits.rows(count)[:count]] if count else []
 
-    def _difference(self, expected: list[Any], computed: list[Any]) -> float | None:
-        reference = reference_of(np.stack(expected), self._noise)
-        check = compare_rows(reference, np.stack(computed))
-        return None if check.kld_mean <= max(WRONG_NATS, NOISES * self._noise.noise_kld_mean) else check.kld_mean
+    def _difference(self, number: int, computed: list[Any]) -> float | None:
+        """How far the rows of a text are from the CPU's."""
+        return self._apart(self._expected.alone[number], computed)
+
+    def _apart(self, expected: Reference, computed: list[Any]) -> float | None:
+        check = compare_rows(expected, np.stack(computed))
+        limit = max(WRONG_NATS, NOISES * self._expected.noise_kld_mean)
+        return None if check.kld_mean <= limit else check.kld_mean
 
     def _clear(self) -> None:
         self._loaded.api.llama_memory_clear(self._loaded.memory, True)

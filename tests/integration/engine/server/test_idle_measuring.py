@@ -16,7 +16,7 @@ from engine.job_kinds.bench import attention as attention_bench
 from engine.job_kinds.measure import work
 from engine.library.catalogue import Catalogue
 from engine.message_catalog import sentences
-from engine.placement import candidates
+from engine.placement import candidates, device_checks
 from engine.placement.cpu_choices import heads_of
 from engine.placement.history import attention_key
 from engine.placement.measurements import Comparison
@@ -221,6 +221,7 @@ def test_a_comparison_that_the_user_cancels_does_not_come_back(tmp_path):
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("has_resumed", [False, True])
 @pytest.mark.parametrize(
     ("answer", "wrong"),
     [
@@ -228,8 +229,13 @@ def test_a_comparison_that_the_user_cancels_does_not_come_back(tmp_path):
         ({"done": ["a long text"], "wrong": "a long text", "nats": 2.0, "check": CHECK}, True),
     ],
 )
-def test_long_texts_on_a_device_are_compared_once_while_nothing_runs(tmp_path, monkeypatch, answer, wrong):
-    """The child's answer is given; it is tested with faults in test_scenarios.py."""
+def test_long_texts_on_a_device_are_compared_once_while_nothing_runs(
+    tmp_path, monkeypatch, answer, wrong, has_resumed
+):
+    """The child's answer is given; it is tested with faults in test_scenarios.py.
+
+    After a resume, what was compared before counts no longer, and the model stays loaded.
+    """
     asked, renewed = [], []
 
     async def answered(_self, settings, depth):
@@ -245,12 +251,16 @@ def test_long_texts_on_a_device_are_compared_once_while_nothing_runs(tmp_path, m
             shape, machine = read_shape(loaded.settings.path), state.placer.machine_now()
             checks = state.placer.resources.checks
             checks.record(loaded.settings, shape, machine, msgspec.convert(CHECK, DeviceCheck))
+            if has_resumed:
+                counter = tmp_path / "suspends"
+                counter.write_text("1")
+                monkeypatch.setattr(device_checks, "SUSPENDS", counter)
 
             async def again(model):
                 renewed.append(model.pending)
 
             monkeypatch.setattr(state.pool, "load_again", again)
-            await until(lambda: checks.verdict(loaded.settings, shape, machine).deep_at)
+            await until(lambda: (v := checks.verdict(loaded.settings, shape, machine)) is not None and v.deep_at)
             await until(lambda: bool(renewed) is wrong)
             await asyncio.sleep(1)  # several idle times
             found = checks.verdict(loaded.settings, shape, machine)
