@@ -332,6 +332,22 @@ def left_out(rows: Sequence[dict], shapes: dict) -> None:
         print(f"    two points measured: {told(two[phase])} (goal {goals[2]} %)")
 
 
+def chips_left_out(rows: Sequence[dict], shapes: dict) -> None:
+    """Every chip's rows by the rule for its family alone, as if none of its rows were known."""
+    errors, one, two = defaultdict(list), defaultdict(list), defaultdict(list)
+    for key, of_chip in groups(rows, shapes).items():
+        if key[0] in CHIPS and key[1] in BRANCHES:
+            constants = ruled(key, of_chip)
+            errors[key[2]] += [abs(float(parts(row, shapes) @ constants) * row["tok_s"] - 1) for row in of_chip]
+            found = with_points(of_chip, constants, shapes)
+            one[key[2]] += found[0]
+            two[key[2]] += found[1]
+    for phase in GOALS:
+        print(f"{phase}, a chip left out: {told(errors[phase])}")
+        print(f"    one shallow point measured: {told(one[phase])}")
+        print(f"    two points measured: {told(two[phase])}")
+
+
 def seconds_between(rows: Sequence[dict]) -> Callable[[float], float]:
     """Seconds per token of published rows over depth: straight lines between their medians, and beyond."""
     found = defaultdict(list)
@@ -479,6 +495,7 @@ def main() -> None:
         days(rows, other, shapes, without_model=False)
     else:
         left_out(rows, shapes)
+        chips_left_out(rows, shapes)
         days(rows, rows, shapes, without_model=True)
 
 

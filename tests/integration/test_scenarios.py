@@ -212,6 +212,17 @@ def test_a_historical_fault_is_found_before_the_first_answer(spark, monkeypatch,
     assert examined(*spark)[1] is not None
 
 
+def test_with_a_cpu_that_is_too_slow_the_device_is_compared_with_itself(spark, monkeypatch):
+    loaded, vocabulary, expected = spark
+    expected = msgspec.structs.replace(expected, alone=())
+    assert examined(loaded, vocabulary, expected)[1] is None
+    put_between(monkeypatch, CrossTalk(), loaded)
+    assert examined(loaded, vocabulary, expected)[1] is not None
+    monkeypatch.setattr(reference_child, "SLOW_S", -1.0)
+    at_once = reference_child.compute(start_backends(), reference_child.reference_settings(loaded.settings))
+    assert (at_once.alone, at_once.tokens) == ((), expected.tokens)
+
+
 @pytest.mark.parametrize(
     ("name", "cache", "attention", "ubatch"),
     [
@@ -270,6 +281,8 @@ class WrongAfterHundred(WrongBehind):
 
 class SomeReserved(WrongAfterHundred):
     """Some reserved tokens in an answer, which the mean of 150 rows would hide; 1 begins a turn of a chat."""
+
+    decodes = 0
 
     def rows(self, count):
         found = Logits.rows(self, count)
