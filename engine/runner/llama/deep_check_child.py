@@ -1,9 +1,9 @@
 """Child process: compares long texts, long answers and images on a device with the CPU, at the lowest priority.
 
 Usage: python -m engine.runner.llama.deep_check_child PARENT_PID SETTINGS_JSON DEPTH. Prints one JSON line. A first
-load compares short texts only. Drivers were also wrong behind a thousand tokens and more, beyond a sliding window,
-and in answers after a hundred tokens. So the device reads DEPTH tokens in the server's batches, then single tokens
-and a few at once, and it continues a text by itself. The CPU's plain kernels compute the same texts in pieces.
+load compares short texts only. Some drivers fail only after a thousand tokens or more, beyond a sliding window, or
+in answers after a hundred tokens. So the device reads DEPTH tokens in the server's batches, then single tokens and
+a few at once, and it continues a text by itself. The CPU's plain kernels compute the same texts in pieces.
 Matrix products of each type of tensor are compared one by one, with one row and with 128.
 """
 
@@ -259,7 +259,8 @@ def compared(settings: LoadSettings, depth: int) -> dict[str, object]:
         verdict |= {"wrong": PRODUCTS, "reason": wrong_products}
     if all(check.kld_mean <= WRONG_NATS for check in checks):
         return verdict
-    # How much the order of additions matters to this model: the CPU's other attention, without a quantized cache.
+    # How much the order of additions matters for this model, measured with the CPU's other attention and without a
+    # quantized cache.
     other = {**small, "flash_attn": "off", "type_k": "f16", "type_v": "f16"}
     again = _on_plain(api, msgspec.structs.replace(plain, **other), texts, depth, projector)
     for name, expected, check, first, second in zip(names, references, checks, right, again, strict=False):
