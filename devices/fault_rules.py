@@ -268,10 +268,8 @@ def _of_machine(when: When, facts: Facts, *, in_doubt: bool) -> Iterable[tuple[s
     if when.vendor:
         yield "vendor", facts.vendor == when.vendor if facts.vendor else None
     if when.gpu:
-        yield (
-            "gpu",
-            re.search(when.gpu, _with_architecture(facts.gpu), re.IGNORECASE) is not None if facts.gpu else None,
-        )
+        names = _with_architecture(facts.gpu)
+        yield "gpu", re.search(when.gpu, names, re.IGNORECASE) is not None if facts.gpu else None
     if when.integrated is not None:
         yield "integrated", None if facts.integrated is None else facts.integrated == when.integrated
     if when.gpus:
@@ -594,9 +592,8 @@ def together(rules: Iterable[Rule]) -> Then:
             changes["depth"] = min(then.depth, combined.depth) if combined.max_ubatch else then.depth
         changes["min_ubatch"] = max(then.min_ubatch, combined.min_ubatch)
         if then.max_draft is not None:
-            changes["max_draft"] = min(
-                then.max_draft, then.max_draft if combined.max_draft is None else combined.max_draft
-            )
+            before = then.max_draft if combined.max_draft is None else combined.max_draft
+            changes["max_draft"] = min(then.max_draft, before)
         changes["environment"] = {**combined.environment, **then.environment}
         combined = msgspec.structs.replace(combined, **changes)
     return combined
