@@ -331,7 +331,7 @@ def test_products_of_each_type_are_compared_with_one_row_and_128(bundled_model, 
 
 
 @pytest.mark.parametrize("has_fault", [False, True])
-def test_a_picture_is_compared_with_the_cpu(tmp_path, monkeypatch, has_fault):
+def test_an_image_is_compared_with_the_cpu(tmp_path, monkeypatch, has_fault):
     path = write_shape(tmp_path / "model.gguf", shallow("gemma3"))
     projector = write_projector(tmp_path / "mmproj.gguf", "gemma3", SHAPES["gemma3"].embd)
 
@@ -362,8 +362,8 @@ def test_a_picture_is_compared_with_the_cpu(tmp_path, monkeypatch, has_fault):
         path=str(path), n_ctx=1024, n_batch=512, n_ubatch=256, n_threads=1, mmproj_path=str(projector)
     )
     found = deep_check_child.compared(settings, 512)
-    assert "a picture" in found["done"]
-    assert found.get("wrong") == ("a picture" if has_fault else None)
+    assert "an image" in found["done"]
+    assert found.get("wrong") == ("an image" if has_fault else None)
 
 
 @pytest.mark.parametrize(("n_ctx", "loads"), [(4096, [256, 256]), (131_072, [256, 4097, 4097])])

@@ -52,7 +52,7 @@ MARKS: Final = 16
 PIECE: Final = 256
 NAMES: Final = ("an answer of 150 tokens", "a long text and what follows")
 PRODUCTS: Final = "matrix products"
-PICTURE: Final = "a picture"
+IMAGE: Final = "an image"
 # Rows of a prompt in the comparison of products, and the error that no sound kernel has: ggml's tests allow 5e-4,
 # public faults begin at 0.2.
 PRODUCT_ROWS: Final = 128
@@ -62,7 +62,7 @@ MATRIX_PRODUCTS: Final = ("MUL_MAT", "MUL_MAT_ID")
 # llama.h, enum llama_token_attr: unknown, unused and control tokens.
 RESERVED_ATTRIBUTES: Final = 1 | 2 | 8
 # A square with colours in both directions, large enough for several patches of any encoder.
-PICTURE_SIDE: Final = 224
+IMAGE_SIDE: Final = 224
 
 
 class Computer:
@@ -100,7 +100,7 @@ class Computer:
         return rows
 
     def text_rows(self, text: list[int], position: int) -> list[Any]:
-        """The rows of a short text that continues what the cache has, at each of its last places."""
+        """The rows of a short text that continues what the cache has, for each of its last tokens."""
         first = max(0, len(text) - MARKS)
         if first:
             self._batch.add_prompt(text[:first], position, 0, last=False)
@@ -117,19 +117,19 @@ class Computer:
         return [log_softmax(row) for row in self._logits.rows(count)[:count]] if count else []
 
 
-def reserved_places(loaded: LoadedModel, vocabulary: LlamaVocabulary, tokens: list[int]) -> list[int]:
-    """The places of unknown, unused and control tokens, except those that end an answer."""
+def reserved_indices(loaded: LoadedModel, vocabulary: LlamaVocabulary, tokens: list[int]) -> list[int]:
+    """The indices of unknown, unused and control tokens, except those that end an answer."""
     attribute, vocab = loaded.api.llama_vocab_get_attr, loaded.vocab
     reserved = (i for i, token in enumerate(tokens) if attribute(vocab, token) & RESERVED_ATTRIBUTES)
     return [i for i in reserved if tokens[i] not in vocabulary.ends]
 
 
-def num_wrongly_reserved(places: list[int], tokens: list[int], rows: Any) -> int:
-    """At how many of these places of an answer the CPU is sure of another token; `rows`: (tokens, n_vocab)."""
+def num_wrongly_reserved(indices: list[int], tokens: list[int], rows: Any) -> int:
+    """At how many of these indices of an answer the CPU is sure of another token; `rows`: (tokens, n_vocab)."""
     number = 0
-    for place in places:
-        second, first = np.sort(rows[place])[-2:]
-        number += bool(first - second > SURE_NATS and rows[place].argmax() != tokens[place])
+    for index in indices:
+        second, first = np.sort(rows[index])[-2:]
+        number += bool(first - second > SURE_NATS and rows[index].argmax() != tokens[index])
     return number
 
 
@@ -156,30 +156,30 @@ def products(loaded: LoadedModel, tokens: list[int]) -> str:
     )
 
 
-def picture() -> bytes:
+def sample_image() -> bytes:
     """A PNG with colours in both directions."""
-    side = np.arange(PICTURE_SIDE)
-    pixels = np.zeros((PICTURE_SIDE, PICTURE_SIDE, 3), np.uint8)
+    side = np.arange(IMAGE_SIDE)
+    pixels = np.zeros((IMAGE_SIDE, IMAGE_SIDE, 3), np.uint8)
     pixels[:, :, 0], pixels[:, :, 1], pixels[:, :, 2] = side[None], side[:, None], (side[None] ^ side[:, None])
     data = b"".join(b"\0" + row.tobytes() for row in pixels)
-    header = struct.pack(">IIBBBBB", PICTURE_SIDE, PICTURE_SIDE, 8, 2, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", IMAGE_SIDE, IMAGE_SIDE, 8, 2, 0, 0, 0)
     parts = ((b"IHDR", header), (b"IDAT", zlib.compress(data)), (b"IEND", b""))
     chunks = (struct.pack(">I", len(d)) + kind + d + struct.pack(">I", zlib.crc32(kind + d)) for kind, d in parts)
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
-def picture_rows(loaded: LoadedModel, projector: str) -> Any:
-    """The rows after a picture and some words; None if it cannot be read with these settings or this memory.
+def image_rows(loaded: LoadedModel, projector: str) -> Any:
+    """The rows after an image and some words; None if it cannot be read with these settings or this memory.
 
     Raises: ValueError: a batch could not be decoded, or its output is not a number.
     """
     try:
         vision = Vision(loaded, projector)
         prompt = f"Look: {vision.marker} This picture shows colours, and the first of them is"
-        request = GenerationRequest(prompt=prompt, images=(Image(data=picture()),), max_tokens=1)
+        request = GenerationRequest(prompt=prompt, images=(Image(data=sample_image()),), max_tokens=1)
         tokens, media = vision.read(request)
     except (LoadFailed, ImageRefused) as error:
-        sys.stderr.write(f"pictures were not compared: {error}\n")
+        sys.stderr.write(f"images were not compared: {error}\n")
         return None
     computer, at, rows = Computer(loaded, PIECE), 0, list[Any]()
     computer.clear()
@@ -187,7 +187,7 @@ def picture_rows(loaded: LoadedModel, projector: str) -> Any:
         while at < len(tokens):
             if (span := media.at(at)) is not None:
                 if (code := vision.put(span, media.position(at), 0)) != 0:
-                    sys.stderr.write(f"a picture was not decoded (code {code})\n")
+                    sys.stderr.write(f"an image was not decoded (code {code})\n")
                     return None
                 at = span.end
                 continue
@@ -237,8 +237,8 @@ def compared(settings: LoadSettings, depth: int) -> dict[str, object]:
         vocabulary = LlamaVocabulary(api, loaded.vocab)
         tokens = [t for sequence in prompts(loaded, vocabulary) for t in sequence]
         texts, references = on_device(Computer(loaded, loaded.n_batch), tokens, depth)
-        reserved = reserved_places(loaded, vocabulary, texts[0][PROMPT:])
-        seen = picture_rows(loaded, projector) if projector is not None else None
+        reserved = reserved_indices(loaded, vocabulary, texts[0][PROMPT:])
+        seen = image_rows(loaded, projector) if projector is not None else None
         wrong_products = products(loaded, tokens)
     except ValueError as error:  # not a number, or a batch that it cannot decode
         return {"done": NAMES, "wrong": NAMES[1], "reason": str(error)}
@@ -251,7 +251,7 @@ def compared(settings: LoadSettings, depth: int) -> dict[str, object]:
         return {"done": NAMES, "wrong": NAMES[0], "reason": f"{number} tokens are reserved ones"}
     names = list(NAMES)
     if seen is not None and len(right) > len(names):
-        names.append(PICTURE)
+        names.append(IMAGE)
         references.append(reference_of(seen))
     checks = [compare_rows(expected, rows) for expected, rows in zip(references, right, strict=False)]
     verdict: dict[str, object] = {"done": names, "nats": max(check.kld_mean for check in checks)}
@@ -274,11 +274,11 @@ def compared(settings: LoadSettings, depth: int) -> dict[str, object]:
 def _on_plain(
     api: Any, settings: LoadSettings, texts: list[list[int]], depth: int, projector: str | None
 ) -> list[Any]:
-    """The CPU's rows of the texts, and of the picture if the model reads it."""
+    """The CPU's rows of the texts, and of the image if the model reads it."""
     loaded = load(api, settings, lambda _fraction: True)
     try:
         rows = on_cpu(Computer(loaded, PIECE), texts, depth)
-        seen = picture_rows(loaded, projector) if projector is not None else None
+        seen = image_rows(loaded, projector) if projector is not None else None
         return rows if seen is None else [*rows, seen]
     finally:
         loaded.close()
