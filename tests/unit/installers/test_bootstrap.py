@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import threading
 import venv
 import zipfile
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from app.cli.main import cli
 from installers.bootstrap import environment, kernels, system
+from tests.support.servers import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.process
@@ -121,6 +123,70 @@ def test_a_start_after_one_that_failed_makes_the_environment_anew(sources, tmp_p
     assert code == 0, capsys.readouterr().out
     assert environment.has_pip(str(made / "bin" / "python"))
     assert not (made / "left.txt").exists()
+
+
+WAITING = """
+import os, time, zipfile
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    open(os.environ["ASKED"], "w").close()
+    while not os.path.exists(os.environ["COMPILING"]):
+        time.sleep(0.02)
+    with zipfile.ZipFile(os.path.join(folder, "slow-0.0.1-py3-none-any.whl"), "w") as wheel:
+        info = "slow-0.0.1.dist-info"
+        wheel.writestr(info + "/METADATA", "Metadata-Version: 2.1\\nName: slow\\nVersion: 0.0.1\\n")
+        wheel.writestr(info + "/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(info + "/RECORD", "")
+    return "slow-0.0.1-py3-none-any.whl"
+"""
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("compiles", [True, False])
+def test_packages_are_installed_while_llama_cpp_is_compiled(compiles, sources, tmp_path, capsys, monkeypatch):
+    """A package that is ready once the compiler runs; and an installation without end beside a build that fails."""
+    root, asked, compiling = tmp_path / "root", tmp_path / "asked", tmp_path / "compiling"
+    locks = root / "installers" / "lock"
+    locks.mkdir(parents=True)
+    slow = tmp_path / "slow-0.0.1.tar.gz"
+    with tarfile.open(slow, "w:gz") as packed:
+        info = "Metadata-Version: 2.1\nName: slow\nVersion: 0.0.1\n"
+        for name, text in (("PKG-INFO", info), ("pyproject.toml", PROJECT), ("backend.py", WAITING)):
+            member = tarfile.TarInfo(f"slow-0.0.1/{name}")
+            member.size = len(text)
+            packed.addfile(member, io.BytesIO(text.encode()))
+    digest = hashlib.sha256(slow.read_bytes()).hexdigest()
+    (locks / "base.txt").write_text(f"slow @ {slow.as_uri()} --hash=sha256:{digest}\n")
+    (locks / "build.txt").write_text("# nothing\n")
+    (root / "pyproject.toml").write_text(PROJECT)
+    (root / "backend.py").write_text(BACKEND)
+    backend: dict = {}
+    exec(BACKEND, backend)
+    wheel = tmp_path / backend["build_wheel"](tmp_path)
+    monkeypatch.setenv("ASKED", str(asked))
+    monkeypatch.setenv("COMPILING", str(compiling))
+    pip = []
+
+    def build(*_order):
+        wait_for(asked.exists, 120)
+        pip.extend(thread._process for thread in threading.enumerate() if hasattr(thread, "_process"))
+        if not compiles:
+            raise RuntimeError("no compiler")
+        compiling.touch()
+        return str(wheel)
+
+    monkeypatch.setattr(kernels, "wheel", build)
+    monkeypatch.setattr(system, "provide", lambda **_needs: True)
+    code = environment.make(
+        root=str(root), venv=str(root / ".venv"), lock="base.txt", gui=False, system_packages=False, wheels=None,
+        chat_model=False,
+    )  # fmt: skip
+    said = capsys.readouterr().out
+    assert code == (0 if compiles else 4), said
+    assert ("no compiler" in said) != compiles
+    [installing] = pip
+    assert (installing.poll() == 0) == compiles
+    assert bool(list(root.glob(".venv/lib/*/site-packages/slow-0.0.1.dist-info"))) == compiles
 
 
 def test_an_interpreter_that_is_gone_has_no_pip(tmp_path):
