@@ -85,6 +85,7 @@ def launch(name, server, project, tmp_path, program, *arguments, model="spark", 
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "OPENCODE_DISABLE_AUTOUPDATE": "1",
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        "GOOSE_DISABLE_SESSION_NAMING": "true",
         **start.env,
     }
     first = [] if name == "goose" else start.argv[1:]

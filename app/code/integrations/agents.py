@@ -291,7 +291,7 @@ PI = Integration(
 )
 
 
-# goose: https://block.github.io/goose (guides: environment-variables). Not tested: no package index has it.
+# goose: https://block.github.io/goose (guides: environment-variables).
 
 
 def _goose_environment(endpoint: Endpoint) -> dict[str, str]:
