@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
+from app.gui import load_qt
 from installers.bootstrap import model
 from tests.support.servers import RunningServer
 
@@ -187,6 +188,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     running = RunningServer(tmp_path_factory.mktemp("server-home"))
     yield running
     running.stop()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure() -> None:
+    """Imports as in the window, if pytest-qt has loaded Qt: faster ones."""
+    if "PySide6.QtCore" in sys.modules:
+        load_qt()
 
 
 def pytest_unconfigure() -> None:

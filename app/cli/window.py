@@ -18,6 +18,9 @@ def command(files: tuple[Path, ...]) -> None:
         # Qt would abort the process without a display.
         raise NotPossibleHere("There is no display here. Use `tessera chat`, or `tessera serve` for programs.")
     try:
+        from app.gui import load_qt
+
+        load_qt()
         from app.gui.application import run
     except ImportError as error:
         from devices.install_hints import add_part

@@ -1,5 +1,7 @@
 """How the window behaves: one instance, dropped files, shortcuts, closing, crashes, the tray."""
 
+import builtins
+import linecache
 import logging
 import os
 import subprocess
@@ -8,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from PySide6.QtCore import QEvent, QMimeData, QObject, QPointF, Qt, QUrl
 from PySide6.QtGui import QAction, QDropEvent, QGuiApplication, QShortcut
 from PySide6.QtNetwork import QLocalSocket
@@ -20,7 +23,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.gui import main_window
+from app.cli import window
+from app.gui import application, main_window
 from app.gui.application import SingleInstance
 from app.gui.chat.message_editor import MessageEditor
 from app.gui.close_guard import would_be_lost
@@ -45,6 +49,17 @@ def test_a_second_start_hands_its_files_over_and_ends(qtbot, home):
     second.release()
     for made in (first, second):
         made.deleteLater()
+
+
+def test_qt_does_not_read_the_source_of_what_is_imported_later(monkeypatch, tmp_path):
+    late = tmp_path / "imported_later.py"
+    late.write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(builtins, "__import__", builtins.__feature_import__)  # as after the first import of Qt
+    monkeypatch.setattr(application, "run", lambda _files: exec(f"import {late.stem}"))
+    assert CliRunner().invoke(window.command, catch_exceptions=False).exit_code == 0
+    assert sys.modules.pop(late.stem).x == 1
+    assert str(late) not in linecache.cache
 
 
 @pytest.mark.timeout(300)  # a process starts, on a crowded computer
