@@ -3,6 +3,8 @@
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel, QPushButton
 
+from app.db import messages
+
 
 def press(widget, text):
     """Click the visible button that says `text`."""
@@ -28,3 +30,13 @@ def settled(qtbot, services):
     delivered = []
     services.background.watch(services.store.submit(lambda _: None), lambda _: delivered.append(1))
     qtbot.waitUntil(lambda: delivered == [1])
+
+
+def stored(services, page):
+    """The messages of the open chat on the disk."""
+    return services.store.submit(messages.of_conversation, page.controller.conversation.id).result()
+
+
+def shown(page):
+    """The messages that the chat page shows."""
+    return [item for key in page.transcript._keys if (item := page.transcript.item(key))]

@@ -5,29 +5,20 @@ from datetime import UTC, datetime
 
 import msgspec
 import pytest
-from PySide6.QtCore import QCoreApplication, QEvent, QMimeData, QPoint, Qt
+from PySide6.QtCore import QCoreApplication, QEvent, QPoint, Qt
 from PySide6.QtWidgets import QLabel, QPushButton
 
 from app.answer_facts import ToolCall
 from app.db import conversations, messages
-from app.db.records import Attachment
 from app.gui.chat.chat_transcript import FoldItem
-from app.gui.chat.message_widget import MessageWidget, folded
+from app.gui.chat.message_widget import MessageWidget
 from app.gui.widgets.basics import IconButton
 from engine.api.chat import ModelRow, TokenCount
-from tests.gui.hands import ask, texts
+from tests.gui.hands import ask, shown, stored
 
 
 def texts_of(item):
     return [words.text() for words in item.findChildren(QLabel)]
-
-
-def stored(services, page):
-    return services.store.submit(messages.of_conversation, page.controller.conversation.id).result()
-
-
-def shown(page):
-    return [item for key in page.transcript._keys if (item := page.transcript.item(key))]
 
 
 def test_enter_sends_and_the_answer_is_shown_and_kept(qtbot, services, page, server):
@@ -235,128 +226,6 @@ def test_tool_calls_are_cards(qtbot, page, server):
     assert any("Bern" in text for text in texts)
 
 
-def test_documents_enter_the_context_and_are_shown(qtbot, tmp_path, services, page, server):
-    file = tmp_path / "notes.py"
-    file.write_text("print('hello')")
-    page.composer.attach([str(file)])
-    qtbot.waitUntil(lambda: len(page.composer.attachments) == 1)
-    ask(qtbot, page, "What does it do?")
-    assert "print('hello')" in server.bodies[0]["messages"][0]["content"]
-    assert stored(services, page)[0].attachments[0].name == "notes.py"
-    assert page.composer.attachments == []
-
-
-def test_a_warning_about_the_draft_goes_when_it_is_not_true_any_more(qtbot, page):
-    for _ in range(2):  # and comes again
-        page.composer.set_text("All work and no play. " * 20_000)
-        qtbot.waitUntil(lambda: "Your draft has about" in page.banner.text and page.banner.isVisible())
-        page.composer.clear()
-        qtbot.waitUntil(lambda: not page.banner.isVisible())
-
-
-def test_of_many_attached_files_twelve_are_named(qtbot, tmp_path, page):
-    for number in range(20):
-        (tmp_path / f"{number}.txt").write_text("x")
-    page.composer.attach([str(file) for file in tmp_path.glob("*.txt")])
-
-    def named():
-        return [made.text() for made in page.composer._chips.findChildren(QLabel) if made.isVisible()]
-
-    qtbot.waitUntil(lambda: len(named()) == 13 and len(page.composer.attachments) == 20)
-    assert named()[-1].startswith("8 more files")
-
-
-def test_a_file_that_cannot_be_read_is_named(qtbot, tmp_path, page):
-    page.composer.attach([str(tmp_path / "missing.txt")])
-    qtbot.waitUntil(page.banner.isVisible)
-    assert "missing.txt" in page.banner.text
-
-
-def test_drafts_survive_switching_and_restarting(qtbot, services, page):
-    ask(qtbot, page, "First chat")
-    first = page.controller.conversation.id
-    page.composer.set_text("half a thought")
-    page.new_chat()
-    assert page.composer.text == ""
-    page.composer.set_text("a question of a chat that is not there yet")
-    page.open(first)
-    qtbot.waitUntil(lambda: page.composer.text == "half a thought")
-    page.new_chat()
-    assert page.composer.text == "a question of a chat that is not there yet"
-
-
-def test_what_is_attached_stays_with_its_chat(qtbot, tmp_path, page):
-    """A file that was meant for one chat is not sent with a question of another one."""
-    ask(qtbot, page, "First chat")
-    first = page.controller.conversation.id
-    page.new_chat()
-    ask(qtbot, page, "Second chat")
-    (tmp_path / "letter.txt").write_text("Only for the second chat")
-    page.composer.attach([str(tmp_path / "letter.txt")])
-    qtbot.waitUntil(lambda: len(page.composer.attachments) == 1)
-    second = page.controller.conversation.id
-    page.open(first)
-    qtbot.waitUntil(lambda: page.controller.conversation.id == first)
-    assert page.composer.attachments == []
-    assert not [
-        part for part in page.composer.findChildren(QLabel) if "letter.txt" in part.text() and part.isVisible()
-    ]
-    page.open(second)
-    qtbot.waitUntil(lambda: page.controller.conversation.id == second)
-    assert [item.name for item in page.composer.attachments] == ["letter.txt"]
-
-
-def test_a_draft_that_does_not_fit_moves_into_a_new_chat(qtbot, tmp_path, services, page):
-    ask(qtbot, page, "First chat")
-    first = page.controller.conversation.id
-    page.composer.set_draft("Too long for this one", [Attachment("long.txt", "text/plain", "words " * 10)])
-    page._context.new_chat_wanted.emit()
-    assert page.controller.conversation.id == 0
-    assert page.composer.text == "Too long for this one"
-    assert [item.name for item in page.composer.attachments] == ["long.txt"]
-    page.open(first)
-    qtbot.waitUntil(lambda: page.controller.conversation.id == first)
-    assert (page.composer.text, page.composer.attachments) == ("", [])
-
-
-def test_a_full_disk_keeps_the_text_in_the_editor(qtbot, services, page, monkeypatch):
-    from app.db.errors import StoreUnwritable
-    from app.gui.chat import chat_transactions
-
-    def full(connection, draft):
-        raise StoreUnwritable(services.store.opened.path, "database or disk is full")
-
-    monkeypatch.setattr(chat_transactions, "ask", full)
-    page.composer.set_draft("Precious words", [Attachment("notes.txt", "text/plain", "Precious notes")])
-    page.composer.send()
-    qtbot.waitUntil(page.banner.isVisible)
-    assert page.composer.text == "Precious words"
-    assert [item.text for item in page.composer.attachments] == ["Precious notes"]
-    assert "disk is full" in page.banner.text
-    assert not page.controller.busy
-
-
-def test_typing_does_not_count_the_whole_branch_with_every_key(qtbot, page, monkeypatch):
-    """In a chat of 2,000 messages each key took 10 ms, measured with tests/bench/gui_latency.py."""
-    ask(qtbot, page, "first")
-    first = page.controller.conversation.id
-    counted, count = [], page._context.refresh
-    monkeypatch.setattr(page._context, "refresh", lambda: counted.append(1) or count())
-    qtbot.keyClicks(page.composer.editor, "the tide comes in")
-    assert counted == []
-    shown = page.composer.meter.accessibleName()
-    page.composer.set_text("x" * 4000)
-    assert counted == []
-    assert page.composer.meter.accessibleName() != shown, "the meter follows the draft all the same"
-    assert page.composer.meter.level == "bad"
-    page.new_chat()
-    page.composer.set_text("short")
-    assert page.composer.meter.level == "ok", "another branch is counted"
-    page.open(first)
-    qtbot.waitUntil(lambda: page.controller.conversation.id == first)
-    assert counted
-
-
 def test_the_context_warns_before_it_overflows_and_offers_a_choice(qtbot, page, server):
     server.pieces = ["word " * 400]
     for n in range(3):
@@ -454,77 +323,6 @@ def test_export_and_import_bring_a_chat_back_with_all_branches(qtbot, tmp_path, 
     assert copy[1].parent_id == copy[2].parent_id == copy[0].id
 
 
-def test_without_a_server_a_message_waits_and_is_sent_when_the_model_is_there(qtbot, services, page, server):
-    services.models.stop()
-    services.models._on_error(RuntimeError("gone"))
-    services.models.choices = ()
-    services.models.changed.emit()
-    assert not page.composer._send.isEnabled()
-    assert page.bar.models.currentText() == "Starting…"
-    page.composer.set_text("anyone?")
-    qtbot.keyClick(page.composer.editor, Qt.Key.Key_Return)
-    assert page.composer.text == ""
-    qtbot.waitUntil(lambda: "Sent when the model is there:" in texts(page.composer))
-    assert server.bodies == []
-    services.models.refresh()
-    qtbot.waitUntil(lambda: [m.content for m in page.controller.tree.path()] == ["anyone?", "Hello **world**"])
-    assert "Sent when the model is there:" not in texts(page.composer)
-
-
-def test_messages_sent_during_an_answer_wait_for_its_end_in_order(qtbot, page, server):
-    server.hold.clear()
-    for text in ("one", "two", "three"):
-        page.composer.set_text(text)
-        qtbot.keyClick(page.composer.editor, Qt.Key.Key_Return)
-    qtbot.waitUntil(lambda: texts(page.composer).count("Sent after this answer:") == 2)
-    server.hold.set()
-    qtbot.waitUntil(lambda: len(server.bodies) == 3 and not page.controller.busy)
-    asked = [m.content for m in page.controller.tree.path() if m.role == "user"]
-    assert asked == ["one", "two", "three"]
-
-
-def test_a_waiting_message_stays_with_its_chat_and_is_not_sent_after_a_failure(qtbot, page, server):
-    ask(qtbot, page, "first")
-    first = page.controller.conversation.id
-    server.hold.clear()
-    for text in ("held", "waits", "and waits"):
-        page.composer.set_text(text)
-        qtbot.keyClick(page.composer.editor, Qt.Key.Key_Return)
-    qtbot.waitUntil(lambda: len(server.bodies) == 2)
-    page.new_chat()
-    assert page.composer.text == ""
-    server.hold.set()
-    page.open(first)
-    qtbot.waitUntil(lambda: page.composer.text == "waits\n\nand waits")
-    assert len(server.bodies) == 2
-    server.error = (400, "no", "bad_request")
-    server.hold.clear()
-    for text in ("fails", "waits"):
-        page.composer.set_text(text)
-        qtbot.keyClick(page.composer.editor, Qt.Key.Key_Return)
-    server.hold.set()
-    qtbot.waitUntil(lambda: page.composer.text == "waits")
-    assert page.controller.tree.path()[-1].status == "error"
-
-
-def test_a_long_pasted_text_is_attached_and_a_long_message_is_folded(qtbot, page, server):
-    data = QMimeData()
-    data.setText("word " * 400_000)
-    page.composer.editor.insertFromMimeData(data)
-    assert page.composer.text == ""
-    (given,) = page.composer.attachments
-    assert (given.name, len(given.text) > 2_000_000) == ("pasted text 1.txt", True)
-    page.composer.clear()
-    long = "line of a long message\n" * 20_000
-    ask(qtbot, page, long)
-    item = shown(page)[0]
-    assert item.text_view.toPlainText() == folded(long.strip())
-    for words, most in (("Show more", 100_000), ("Show less", 4002)):
-        next(b for b in item.findChildren(QPushButton) if b.text().startswith(words)).click()
-        assert len(item.text_view.toPlainText()) <= most
-    assert server.bodies[0]["messages"][0]["content"] == long.strip()
-
-
 def test_a_second_click_closes_the_panel_that_the_first_one_opened(qtbot, page):
     for name, panel in (("System prompt and sampling", lambda: page.options), ("Tools", lambda: page.tools.panel)):
         button = next(b for b in page.bar.findChildren(IconButton) if b.accessibleName() == name)
@@ -537,15 +335,6 @@ def test_a_second_click_closes_the_panel_that_the_first_one_opened(qtbot, page):
         qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
     assert page.tools.panel.isVisible()
     assert not page.options.isVisible(), "one panel at a time"
-
-
-def test_a_draft_too_long_for_the_model_is_told_before_anything_is_sent(qtbot, page, server):
-    page.composer.set_text("x" * 9000)
-    assert page.composer.meter.level == "bad"
-    assert "this model takes 1024" in page.banner.text
-    page.banner.hide()
-    page.composer.set_text("x" * 9001)
-    assert not page.banner.isVisible(), "a closed warning does not come back with every letter"
 
 
 def test_the_toy_is_offered_only_where_there_is_nothing_else_or_where_it_answers(qtbot, services, page, server):

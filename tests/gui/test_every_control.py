@@ -65,8 +65,8 @@ ALSO_CALLED = {
     ("server/upstreams_card.py", "Use its models"): "Use NAME",
 }
 CANNOT = {
-    ("code/page.py", "Show all changes"): "the walks' models make no tool calls; see test_code",
-    ("code/page.py", "Agent steps"): "the walks' models make no tool calls; pressed in test_code",
+    ("code/page.py", "Show all changes"): "the walks' models make no tool calls; see gui/code/test_agent",
+    ("code/page.py", "Agent steps"): "the walks' models make no tool calls; pressed in gui/code/test_agent",
     ("chat/voice.py", "Start dictation"): "offered after a download of 76 MiB; pressed in test_voice",
     ("devices/page.py", "Stop measuring"): "this machine has one place for models; pressed in test_pages",
     ("chat/option_fields.py", "Reasoning budget"): "the walks' models do not reason",

@@ -196,10 +196,10 @@ def test_nothing_is_cut_off_at_900_by_600(qtbot, request, percent, language):
         desktop.window.show_page(name)
         qtbot.wait(60)
         assert desktop.window.width() == 900, f"{name} does not fit into 900 pixels"
-        qtbot.waitUntil(partial(nothing_is_cut, name, desktop.window.page(name)), timeout=20_000)
+        qtbot.waitUntil(partial(nothing_is_cut, name, desktop.window.page(name)))
     for name, shown in panels_and_dialogs(desktop):
         qtbot.wait(60)
-        qtbot.waitUntil(partial(nothing_is_cut, name, shown), timeout=20_000)
+        qtbot.waitUntil(partial(nothing_is_cut, name, shown))
     desktop.services.theme.set("light", 100)
 
 

@@ -1,9 +1,17 @@
 """Starts the longest files first in a parallel run, so that none is left alone at the end.
 
 By default pytest-xdist starts with the files that have most tests, but the longest files have few.
+
+    python3 start.py test --durations=150 > LOG; python -m tests.support.plugins.order LOG
+
+writes SECONDS anew. Use a run of all tests on a quiet machine.
 """
 
 import contextlib
+import re
+import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from xdist.remote import Producer
@@ -11,7 +19,8 @@ from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
 # Seconds per file, with the files of WITH that follow it, in a complete run on two cores, or estimated from its CPU
-# time; the others take a few seconds. Source: `python3 start.py test --durations=150`.
+# time; the others take less than LEAST_S.
+LEAST_S = 8
 SECONDS = {
     "tests/e2e/test_added_engines.py": 40,
     "tests/e2e/test_collections.py": 10,
@@ -40,7 +49,6 @@ SECONDS = {
     "tests/faults/test_quantize_killed.py": 40,
     "tests/faults/test_store.py": 19,
     "tests/gui/test_chat.py": 19,
-    "tests/gui/test_code.py": 13,
     "tests/gui/test_fit_page.py": 12,
     "tests/gui/test_markdown_layout.py": 15,
     "tests/gui/test_seen_by_everyone.py": 10,
@@ -172,3 +180,34 @@ class LongestFirst(LoadFileScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LongestFirst | None:
     """Use the scheduler with `--dist loadfile` only."""
     return LongestFirst(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def seconds_of(log: str) -> dict[str, int]:
+    """SECONDS from the output of a run with `--durations` (tests/support/plugins/costs.py)."""
+    seconds: Counter[str] = Counter()
+    for taken_s, file in re.findall(r"\) +([\d.]+)s (tests/\S+\.py)$", log, re.MULTILINE):
+        seconds[WITH.get(file, file)] += float(taken_s)
+    return {file: round(taken_s) for file, taken_s in sorted(seconds.items()) if taken_s >= LEAST_S}
+
+
+def with_seconds(source: str, seconds: dict[str, int]) -> str:
+    """This file's source with another table."""
+    rows = "".join(f'    "{file}": {taken_s},\n' for file, taken_s in seconds.items())
+    return re.sub(
+        r"^SECONDS = \{\n.*?^\}",
+        lambda _: f"SECONDS = {{\n{rows}}}",
+        source,
+        count=1,
+        flags=re.DOTALL | re.MULTILINE,
+    )
+
+
+def write_table(log: Path) -> None:
+    seconds, file = seconds_of(log.read_text("utf-8", errors="replace")), Path(__file__)
+    if not seconds:
+        raise SystemExit(f"{log} names no file and its seconds: was it a run with --durations=150?")
+    file.write_text(with_seconds(file.read_text("utf-8"), seconds), "utf-8")
+
+
+if __name__ == "__main__":
+    write_table(Path(sys.argv[1]))
