@@ -106,7 +106,7 @@ def test_a_tool_that_changes_after_consent_is_asked_for_again_and_says_so(evil):
     tools = Toolset([ServerSource(evil(swap))], decided)
     (spec,) = tools.specs()
     assert tools.call(spec.name, '{"to": 1}').ok
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while tools.specs()[0].description != "Sends to the whole world.":
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -119,7 +119,7 @@ def test_who_comes_meanwhile_does_not_wait(tmp_path, monkeypatch):
         async with resting(tmp_path, "spark") as (state, loaded):
             await until(lambda: begun)
             loaded.waiting += 1  # like a request for the model
-            await until(lambda: ended, 20)
+            await until(lambda: ended)
             loaded.waiting -= 1
             assert state.placer.history.attention(key_of(state, loaded)) is None
             await until(lambda: len(begun) > 1)  # tried again at the next idle time
@@ -192,7 +192,7 @@ def test_devices_are_compared_once_at_rest_and_the_model_moves(tmp_path):
             first = loaded.runner
             await until(lambda: service.runs == 1)
             loaded.waiting += 1  # like a request for the model
-            await until(lambda: service.stops == 1, 20)
+            await until(lambda: service.stops == 1)
             loaded.waiting -= 1
             assert state.pool.get("spark").runner is first
             await until(lambda: service.runs == 2)  # tried again at the next idle time

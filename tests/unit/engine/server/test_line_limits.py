@@ -40,3 +40,5 @@ def test_times_at_the_end_of_an_answer_are_whole_microseconds():
     started = Started(prompt_tokens=3, cached_tokens=0)
     times = ended(SimpleNamespace(id="m"), started, done, truncated=False)["timings"]
     assert (times["prompt_ms"], times["predicted_ms"]) == (1.235, 12.346)
+    times = ended(SimpleNamespace(id="m"), started, None, truncated=False, num_tokens=5)["timings"]
+    assert (times["prompt_ms"], times["predicted_ms"], times["predicted_n"]) == (0.0, 0.0, 5)
