@@ -62,9 +62,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--quick"):
         return
-    left_out = [item for item in items if any(map(item.get_closest_marker, (STARTING, LOADING, SLOW)))]
+    left_out, kept = [], []
+    for item in items:
+        (left_out if any(map(item.get_closest_marker, (STARTING, LOADING, SLOW))) else kept).append(item)
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+    items[:] = kept
 
 
 @pytest.hookimpl(wrapper=True)
