@@ -1,7 +1,7 @@
 """User-readable error messages, and the exit code of each error family."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from app.client import ApiError, ServerUnreachable
 from app.format import size
@@ -66,11 +66,16 @@ _WORDS: Final[dict[type[BaseException], Callable[[Any], str]]] = {
 }
 
 
+def _is_of_a_file(error: BaseException) -> TypeGuard[OSError]:
+    """Whether the system refused a file or folder: no right, no space, a folder in the place of a file."""
+    return isinstance(error, OSError) and error.filename is not None and error.strerror is not None
+
+
 def exit_code(error: BaseException) -> int | None:
     """Exit code for the family of a known error; None for a bug."""
     if isinstance(error, ApiError):
         return EXIT_INPUT if error.status in _CLIENT_ERRORS else EXIT_ENVIRONMENT
-    if isinstance(exhausted(error), PartMissing):
+    if isinstance(exhausted(error), PartMissing) or _is_of_a_file(error):
         return EXIT_ENVIRONMENT
     for cls in type(error).__mro__:
         if cls in _CODES:
@@ -82,5 +87,7 @@ def describe(error: BaseException) -> str:
     """Describe the error in one paragraph."""
     if isinstance(missing := exhausted(error), PartMissing):
         return str(missing)
+    if _is_of_a_file(error):
+        return f"{error.filename}: {error.strerror}."
     words = _WORDS.get(type(error))
     return words(error) if words else str(error) or type(error).__name__

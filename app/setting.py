@@ -53,16 +53,30 @@ class Setting:
         """Name of the environment variable that overrides the file."""
         return "TESSERA_" + self.name.replace(".", "_").upper()
 
+    def typed(self, value: object) -> Value:
+        """Validate a value that has a type already, such as one of the file; text is not converted.
+
+        Raises: SettingsError.
+        """
+        if isinstance(value, str) and self.kind is not str:
+            expected = "true or false" if self.kind is bool else "a number"
+            raise SettingsError(self.name, f"must be {expected} without quotes, not {value!r}")
+        return self.parse(value)
+
     def parse(self, value: object) -> Value:
-        """Validate a value from a file, a page or a command line; converts text.
+        """Validate a value from a page, a command line or the environment; converts text.
 
         Raises: SettingsError: wrong type, out of range, or not one of the choices.
         """
         converted = self._convert(value)
         if self.choices and converted not in self.choices:
             raise SettingsError(self.name, f"must be one of {', '.join(self.choices)}, not {value!r}")
-        if self.folder and converted and not Path(str(converted)).expanduser().is_absolute():
-            raise SettingsError(self.name, f"must be a whole path such as /data/models, not {value!r}")
+        if self.folder and converted:
+            folder = Path(str(converted)).expanduser()
+            if not folder.is_absolute():
+                raise SettingsError(self.name, f"must be a whole path such as /data/models, not {value!r}")
+            if folder.is_file():
+                raise SettingsError(self.name, f"must be a folder, and {value!r} is a file")
         if isinstance(converted, int | float) and not isinstance(converted, bool):
             if not math.isfinite(converted):
                 raise SettingsError(self.name, "must be a finite number")
@@ -86,10 +100,12 @@ class Setting:
             raise SettingsError(self.name, f"must be true or false, not {value!r}")
         if kind is str:
             if isinstance(value, str):
-                return value
+                return next((choice for choice in self.choices if choice.lower() == value.lower()), value)
             raise SettingsError(self.name, f"must be text, not {value!r}")
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise SettingsError(self.name, f"must be a number, not {value!r}")
+        if kind is int and isinstance(value, float) and not value.is_integer():
+            raise SettingsError(self.name, f"must be a whole number, not {value!r}")
         try:
             return kind(value)
         except (ValueError, OverflowError):

@@ -314,6 +314,9 @@ SETTINGS: tuple[Setting, ...] = (
     ),
 )
 BY_NAME: Mapping[str, Setting] = MappingProxyType({row.name: row for row in SETTINGS})
+_BY_VARIABLE: Final[Mapping[str, Setting]] = MappingProxyType({row.environment: row for row in SETTINGS})
+# What begins like this is a setting or a mistake; other variables of Tessera have other second words.
+_PREFIXES: Final = tuple(sorted({f"TESSERA_{row.name.partition('.')[0].upper()}_" for row in SETTINGS}))
 
 
 @dataclass(frozen=True)
@@ -364,20 +367,32 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
         row = BY_NAME.get(name)
         try:
             if row is not None:
-                values[name] = row.parse(raw)
+                values[name] = row.typed(raw)
                 continue
             reason = unknown(name)
         except SettingsError as error:
             reason = error.reason
         problems.append(SettingsError(name, reason, _where(path, text, name)))
-    for row in SETTINGS:
-        if row.environment in environ and environ[row.environment] != _EXPORTED.get(row.environment):
-            try:
-                values[row.name] = row.parse(environ[row.environment])
-                fixed.add(row.name)
-            except SettingsError as error:
-                problems.append(SettingsError(row.name, error.reason, f"environment variable {row.environment}"))
+    for row, value in _given(environ, problems):
+        try:
+            values[row.name] = row.parse(value)
+            fixed.add(row.name)
+        except SettingsError as error:
+            problems.append(SettingsError(row.name, error.reason, f"environment variable {row.environment}"))
     return Settings(values, tuple(problems), frozenset(fixed))
+
+
+def _given(environ: Mapping[str, str], problems: list[SettingsError]) -> Iterator[tuple[Setting, str]]:
+    """Settings with their text in the environment; empty is unset, unless it is a text without choices."""
+    for name in sorted(environ):
+        row = _BY_VARIABLE.get(name)
+        if row is None and name.startswith(_PREFIXES):
+            near = get_close_matches(name, _BY_VARIABLE, 1, 0.8)
+            reason = "no setting has this name." + (f" Did you mean {near[0]}?" if near else "")
+            problems.append(SettingsError("", reason, f"environment variable {name}"))
+        may_be_empty = row is not None and row.kind is str and not row.choices and not row.folder
+        if row is not None and environ[name] != _EXPORTED.get(name) and (environ[name] or may_be_empty):
+            yield row, environ[name]
 
 
 def given_environment() -> dict[str, str]:
@@ -446,7 +461,7 @@ def _document(path: Path) -> "TOMLDocument":
     import tomlkit
 
     try:
-        return tomlkit.parse(path.read_bytes().decode("utf-8"))
+        return tomlkit.parse(path.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError:
         return tomlkit.document()
     except (UnicodeDecodeError, tomlkit.exceptions.ParseError) as error:
@@ -461,7 +476,7 @@ def _put(document: "TOMLDocument", section: str, key: str, value: Value, row: Se
     table = existing if isinstance(existing, dict) else None
     if table is not None and key in table:
         try:
-            same = row.parse(table[key]) == value
+            same = row.typed(table[key]) == value
         except SettingsError:
             same = value == row.default  # the invalid value was reported when it was read; the user may fix it
         if same:
@@ -490,7 +505,7 @@ def _unreadable(path: Path, error: Exception) -> SettingsError:
 
 def _text(path: Path, problems: list[SettingsError]) -> str:
     try:
-        return path.read_bytes().decode("utf-8")
+        return path.read_bytes().decode("utf-8-sig")  # Windows' editor writes a mark at the start
     except FileNotFoundError:
         pass
     except OSError as error:

@@ -141,7 +141,7 @@ def cli(ctx: click.Context, debug: bool) -> None:
     if now.problems and not shows_errors:
         from app.cli.echo import echo
 
-        echo("\n".join(f"{problem}. The default is used." for problem in now.problems), err=True)
+        echo("\n".join(f"{problem}".rstrip(".") + ". The default is used." for problem in now.problems), err=True)
     export(now)
     if ctx.invoked_subcommand is None:
         command = cli.get_command(ctx, "window" if has_display() else "chat")
@@ -169,6 +169,14 @@ def _unreadable_argument(error: Exception) -> str | None:
     return next((word for word in sys.argv[1:] if any(ord(letter) in surrogates for letter in word)), None)
 
 
+def _code_of_abort(error: BaseException) -> int:
+    """Exit code of Ctrl-C and of a declined question; a question that nobody can answer is a wrong command line."""
+    if not isinstance(error.__context__, EOFError) or sys.stdin.isatty():
+        return 130
+    click.echo("tessera: There is nobody to answer. Options such as --yes answer in advance.", err=True)
+    return 2
+
+
 def main() -> None:
     """Entry point of `tessera`. Known errors exit with the code of their family, without a traceback."""
     if sys.argv[1:2] == [CHILD_OPTION]:
@@ -189,8 +197,8 @@ def main() -> None:
         else:  # the message may contain untrusted text from a server, a model or a file
             click.echo(f"Error: {shown_text(error.format_message())}", err=True)
         sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)
+    except (click.Abort, KeyboardInterrupt) as error:
+        sys.exit(_code_of_abort(error))
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)

@@ -25,8 +25,10 @@ def import_command(path: Path, as_json: bool) -> None:
     from app.cli.job_line import finish, this_computers_server
     from engine.api.jobs import ModelMade
 
+    source = str(path.expanduser().absolute())
+    source.encode()  # main() reports a name that is not UTF-8 text, which JSON cannot carry
     with this_computers_server() as client, bar() as show:
-        imported = finish(client, client.import_model(str(path.expanduser().absolute())), ModelMade, show)
+        imported = finish(client, client.import_model(source), ModelMade, show)
     words = (
         f"{imported.model} is ready."
         if imported.is_new

@@ -49,7 +49,8 @@ def add(name: str, where: str, ssh_port: int, port: int, identity: str, host_key
                 "Its fingerprint, to accept it (nothing: not)", default="", show_default=False
             )
             if not fingerprint.strip():
-                raise click.ClickException("Nothing was added.") from None
+                echo("Nothing was added.", err=True)
+                raise click.Abort from None
             row = client.put_remote(name, _with_key(request, fingerprint.strip()))
     _print_row(row)
     words = {

@@ -22,6 +22,9 @@ def command() -> None:
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def install(options: tuple[str, ...]) -> None:
     """Install and start the service. OPTIONS after `--` are those of `tessera serve`, such as `-- --port 8000`."""
+    from app.cli.serve import command as serve
+
+    serve.make_context("tessera serve", list(options))  # a mistake is reported now, not at the next login
     try:
         manager = os_service.manager(own_command("serve", *options), env=given_environment())
         os_service.install(manager)

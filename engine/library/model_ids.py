@@ -19,7 +19,7 @@ def stem_of(file_name: str) -> str:
     split = parse_split_name(file_name)
     if split is not None:
         return split.stem
-    return file_name.removesuffix(".gguf")
+    return file_name[:-5] if file_name.lower().endswith(".gguf") else file_name
 
 
 def slug(text: str) -> str:

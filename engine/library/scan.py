@@ -58,7 +58,7 @@ def find_models(root: Path) -> Iterator[Candidate]:
                     if item.is_dir(follow_symlinks=False):
                         if depth < _MAX_DEPTH:
                             pending.append((Path(item.path), depth + 1))
-                    elif item.name.endswith(SUFFIXES):
+                    elif item.name.lower().endswith(SUFFIXES):
                         _note(item, files)
         except OSError:
             continue  # unreadable or deleted during the walk: the catalogue keeps its entries
@@ -98,7 +98,7 @@ def group(folder: Path, files: dict[str, ModelFile]) -> Iterator[Candidate]:
         compiled = tuple(files[name] for name in sorted(files) if name.endswith((".xml", ".bin")))
         yield Candidate("onnx", str(folder), compiled, str(folder))
     for name in sorted(files):
-        if not name.endswith(".gguf"):
+        if not name.lower().endswith(".gguf"):
             continue
         split = parse_split_name(name)
         if split is None:

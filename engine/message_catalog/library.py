@@ -49,6 +49,7 @@ _HUB: Final = {
     "file_changed": "{file} changed on the hub during the download; start the download again",
 }
 _FILES: Final = {
+    "no_file": "{file} is not a file.",
     "no_projector": "{file} is not a vision projector.",
     "parts_missing": "{count} parts are missing, the first is {first}",
     "ends_early": "incomplete: it ends after {have_bytes:,} bytes, a complete file has {needed_bytes:,}",

@@ -108,6 +108,8 @@ def _resolve(model: str, catalogue: Catalogue, placer: Placer) -> tuple[ModelSha
         shape = read_shape(model)
         return shape, LoadSettings(path=model, n_ctx=default_context(shape.context_train))
     entry = catalogue.get(model)
+    if entry is None and model.startswith(("/", "./", "../", "~")):
+        raise InputFault(because("no_file", file=model), "model")
     if entry is None and "/" in model:
         shape = hub_shape(model, catalogue.paths, fit_estimator(placer))
         return shape, LoadSettings(path=model, n_ctx=default_context(shape.context_train))

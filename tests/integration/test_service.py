@@ -87,14 +87,22 @@ def test_installed_asked_for_and_removed(systemctl, tmp_path):
 
 
 def test_the_units_command_is_the_server(systemctl, tmp_path):
-    """The unit's command is run: the server answers, and ends on request."""
-    assert tessera("install", "--", "--port", "0", "--help").returncode == 0
+    """The words of the unit's command, with --help, reach the program."""
+    assert tessera("install", "--", "--port", "0").returncode == 0
     unit = (tmp_path / "config" / "systemd" / "user" / "tessera.service").read_text(encoding="utf-8")
     (line,) = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
     words = shlex.split(line.removeprefix("ExecStart="))
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert words[-3:] == ["serve", "--port", "0"]
+    done = subprocess.run([*words, "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--port" in done.stdout
+
+
+@pytest.mark.parametrize("options", [("--nosuch", "5"), ("--port", "999999"), ("--kv", "q9")])
+def test_wrong_options_of_the_server_are_refused_before_anything_is_installed(systemctl, tmp_path, options):
+    done = tessera("install", "--", *options)
+    assert (done.returncode, options[0] in done.stderr) == (2, True)
+    assert tessera("status").stdout.startswith("not installed")
 
 
 def test_a_manager_that_refuses_is_quoted_without_its_control_characters(systemctl, tmp_path):

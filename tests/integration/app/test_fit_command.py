@@ -154,6 +154,14 @@ def test_a_file_that_is_no_projector_is_refused(tmp_path, content):
     assert "mmproj.gguf is not a vision projector" in str(refused.exception)
 
 
+@pytest.mark.parametrize("path", ["none.gguf", ".", "loop.gguf"])
+def test_a_path_without_a_file_is_not_taken_for_a_repository(tmp_path, path):
+    (tmp_path / "loop.gguf").symlink_to(tmp_path / "loop.gguf")
+    refused = run(str(tmp_path / path))
+    assert isinstance(refused.exception, InputFault)
+    assert str(refused.exception).endswith(" is not a file.")
+
+
 @pytest.mark.parametrize("arguments", [["none-such"], [SPARK, "--kv", "q9"], [SPARK, "--ctx", "0"]])
 def test_mistakes_are_one_sentence(arguments):
     shown = run(*arguments)

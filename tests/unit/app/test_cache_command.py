@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from contextlib import closing
 
 import click
@@ -94,3 +96,12 @@ def test_a_size_without_its_unit_is_asked_about_before_anything_is_measured():
     for given in ("6", "4500", "0"):
         with pytest.raises(click.BadParameter, match=r"no unit; write 4\.5GB"):
             Size().convert(given, None, None)
+
+
+@pytest.mark.process
+def test_a_question_that_nobody_can_answer_names_the_way_out(prefixes):
+    """The whole command, because main() decides on the exit code."""
+    command = [sys.executable, "-m", "app", "cache", "clear"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert (done.returncode, "--yes" in done.stderr) == (2, True)
+    assert len(list(prefixes.iterdir())) == 3

@@ -144,6 +144,9 @@ def test_a_file_that_is_no_toml_stays_and_the_line_is_named(tmp_path):
         ("[server]\n[server.tls]\nkey = 'x'\n", "server.tls", 2),
         ("[window]\ntheme = 'plaid'\n", "window.theme", 2),
         ("[models]\nfolder = 'relative/folder'\n", "models.folder", 2),
+        ("[chat]\nmax_tokens = '5'\n", "chat.max_tokens", 2),
+        ("[network]\noffline = 'true'\n", "network.offline", 2),
+        ("[server]\nport = 18600.5\n", "server.port", 2),
     ],
 )
 def test_what_cannot_be_used_is_named_with_its_line(tmp_path, content, name, line):
@@ -152,6 +155,45 @@ def test_what_cannot_be_used_is_named_with_its_line(tmp_path, content, name, lin
     (problem,) = load(file, {}).problems
     assert problem.name == name
     assert problem.where == f"{file}, line {line}"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "says"),
+    [
+        ("TESSERA_SERVER_PROT", "5", "no setting has this name. Did you mean TESSERA_SERVER_PORT?"),
+        ("TESSERA_MODELS_NOSUCH_THING", "5", "no setting has this name."),
+        ("TESSERA_SERVER_PORT", "18600.5", "must be a number"),
+    ],
+)
+def test_a_mistake_in_the_environment_names_the_variable(tmp_path, variable, text, says):
+    (problem,) = load(tmp_path / "none", {variable: text, "TESSERA_HOME": "x", "TESSERA_SERVER": "y"}).problems
+    assert str(problem).startswith(f"environment variable {variable}: ")
+    assert says in str(problem)
+
+
+def test_an_empty_variable_is_unset_unless_it_is_text(tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_text('[server]\nport = 9000\n[models]\ncache_type = "q8_0"\n[chat]\nsystem_prompt = "Be brief."\n')
+    empty = ("TESSERA_SERVER_PORT", "TESSERA_MODELS_CACHE_TYPE", "TESSERA_CHAT_SYSTEM_PROMPT")
+    now = load(file, dict.fromkeys(empty, ""))
+    assert now.problems == ()
+    assert (now["server.port"], now["models.cache_type"], now["chat.system_prompt"]) == (9000, "q8_0", "")
+    assert now.fixed == {"chat.system_prompt"}
+
+
+def test_a_file_of_windows_editor_and_a_choice_in_capitals_are_read(tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_bytes(b'\xef\xbb\xbf[models]\r\ncache_type = "Q8_0"\r\n')
+    now = load(file, {})
+    assert (now.problems, now["models.cache_type"]) == ((), "q8_0")
+    save(now.changed("server.port", 9000), file)
+    assert load(file, {})["server.port"] == 9000
+
+
+def test_a_file_is_no_folder_of_models(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"")
+    with pytest.raises(SettingsError, match="is a file"):
+        load(tmp_path / "none", {}).changed("models.folder", str(tmp_path / "model.gguf"))
 
 
 def test_a_folder_of_models_is_used_by_this_process_and_its_children(tmp_path, monkeypatch):

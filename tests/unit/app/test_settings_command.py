@@ -1,4 +1,8 @@
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -6,6 +10,8 @@ from click.testing import CliRunner
 
 from app.cli.main import cli
 from app.cli.settings import command
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -147,3 +153,14 @@ def test_reset_returns_to_the_defaults_also_from_a_value_that_is_invalid(run, tm
     assert unknown.exit_code == 2
     assert "models.context" in unknown.output
     assert run("reset").exit_code == 2
+
+
+@pytest.mark.process
+def test_a_folder_in_the_place_of_the_file_is_one_sentence(tmp_path):
+    """The whole command, because main() describes errors of files."""
+    (tmp_path / "config" / "settings.toml").mkdir(parents=True)
+    command = [sys.executable, "-m", "app", "settings", "set", "chat.max_tokens", "5"]
+    environment = {**os.environ, "TESSERA_HOME": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 4
+    assert done.stderr == f"tessera: {tmp_path / 'config' / 'settings.toml'}: Is a directory.\n"

@@ -15,6 +15,7 @@ from engine.core.errors import BadModelFile
 from engine.core.paths import Paths
 from engine.library import catalogue as catalogue_module
 from engine.library.catalogue import Catalogue, Store
+from engine.library.types import Origin
 
 SPARK_HF = Path("tests/data/spark-hf")
 
@@ -202,6 +203,14 @@ def test_names_that_collide_are_numbered_and_stay(catalogue, put, gguf):
     catalogue.refresh()
     assert {str(e.path): e.id for e in catalogue.entries()} == before
     assert catalogue.get("Same Name") is None  # three of that name: no silent guess
+
+
+def test_a_file_whose_ending_has_capitals_is_a_model(catalogue, put, gguf, tmp_path):
+    put("TINY.GGUF", gguf())
+    catalogue.refresh()
+    assert catalogue.get("tiny").architecture == "llama"
+    (tmp_path / "Other.Gguf").write_bytes(gguf(numbers={"llama.context_length": 7}))
+    assert catalogue.add(tmp_path / "Other.Gguf", Origin(kind="file")).id == "other"
 
 
 def test_hugging_face_folders(catalogue, paths):
