@@ -60,7 +60,7 @@ RUN = {
     "tessera settings set web.searxng http://192.168.1.20:8888": "",
     "tessera models alias gpt-4o MODEL": "gpt-4o means spark",
     "tessera models alias": "gpt-4o",
-    "tessera models alias gpt-4o --remove": "no alias any more",
+    "tessera models alias gpt-4o --remove": "no longer an alias",
     "tessera models du": "trash",
     "tessera jobs": "",
     "tessera cache": "4096 MiB",

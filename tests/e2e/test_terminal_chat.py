@@ -168,7 +168,7 @@ def test_commands_set_save_and_load(opened, tmp_path):
         ("/sav x", "Did you mean /save"),
         ("/file nothing.txt", "cannot be attached"),
         ("/save other.json", "is not overwritten"),
-        ("/load other.json", "no conversation"),
+        ("/load other.json", "not a conversation"),
     ):
         begun, at = at, chat.command(typed, at)
         assert said in re.sub(r"\s+", " ", chat.text[begun:at])

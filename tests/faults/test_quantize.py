@@ -121,7 +121,7 @@ def test_a_plan_changes_nothing_where_its_file_would_lie(tmp_path):
     assert old.exists()
     assert tmp_path.stat().st_mtime_ns == before
     (tmp_path / "file").write_text("")
-    with pytest.raises(NotWritable, match="no folder"):
+    with pytest.raises(NotWritable, match="not a folder"):
         run(tmp_path, plan_only=True, out=tmp_path / "file" / "local" / "out.gguf")
 
 

@@ -124,7 +124,7 @@ def test_a_plan_of_another_source_or_text_is_refused(given, tmp_path):
     [
         ({"recipe": 999}, "recipe 999"),
         ({"version": 0}, "version 0"),
-        ({"format": "recipe-book"}, "no plan"),
+        ({"format": "recipe-book"}, "not a plan"),
         ({"types": {}}, "tensors are not"),
         ({"surprise": 1}, "damaged"),
         ({"kld": "low"}, "damaged"),

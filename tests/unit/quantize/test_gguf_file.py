@@ -63,7 +63,7 @@ def test_block_sizes_are_those_of_gguf():
     assert {t.name: s for t, s in BLOCK_SIZES.items() if t is not GgmlType.Q2_0} == theirs
     assert row_bytes(512, GgmlType.Q4_K) == 288
     assert bits_per_weight(GgmlType.Q4_K) == 4.5
-    with pytest.raises(ValueError, match="no multiple"):
+    with pytest.raises(ValueError, match="not a multiple"):
         row_bytes(100, GgmlType.Q4_K)
 
 

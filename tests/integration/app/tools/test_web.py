@@ -65,7 +65,7 @@ def test_long_pages_are_read_in_parts(pages, port):
         ("/picture", "image/gif"),
         ("/missing", "status 404"),
         ("/to?/to?/to?/to?/to?/to?/to?/", "redirects more than 5 times"),
-        ("/to?file:///etc/passwd", "no http or https"),
+        ("/to?file:///etc/passwd", "not an http or https"),
     ],
 )
 def test_what_is_no_page_within_bounds_is_refused(pages, port, path, why):

@@ -59,7 +59,7 @@ def test_a_sound_graph_passes(folder):
     "location", ["../secret", "/etc/passwd", "a/../../secret", "..\\secret", "C:\\x", "", "w.data\0"]
 )
 def test_external_data_stays_in_the_folder(folder, location):
-    refused(folder, BadFile, "no plain file name|cannot be read", weights(location=location))
+    refused(folder, BadFile, "not a plain file name|cannot be read", weights(location=location))
 
 
 def test_a_location_that_is_not_utf8_is_a_bad_file(folder):
@@ -82,10 +82,10 @@ def test_a_hard_link_is_refused(folder):
 def test_external_data_inside_attributes_and_subgraphs_is_found(folder):
     bad = weights("c", location="../secret")
     constant = helper.make_node("Constant", [], ["c"], value=bad)
-    refused(folder, BadFile, "no plain file name", weights(), nodes=[constant])
+    refused(folder, BadFile, "not a plain file name", weights(), nodes=[constant])
     inner = helper.make_graph([helper.make_node("Identity", ["c"], ["z"])], "inner", [], [], initializer=[bad])
     branch = helper.make_node("If", ["w"], ["z"], then_branch=inner, else_branch=inner)
-    refused(folder, BadFile, "no plain file name", weights(), nodes=[branch])
+    refused(folder, BadFile, "not a plain file name", weights(), nodes=[branch])
 
 
 def test_sparse_tensors_are_refused(folder):
@@ -116,7 +116,7 @@ def test_huge_and_impossible_shapes(folder, dims):
 
 @pytest.mark.parametrize("offset", ["-1", "1e3", "99999999999999999999", "0x10", ""])
 def test_offsets_that_are_none(folder, offset):
-    refused(folder, BadFile, "no offset|incomplete", weights(offset=offset))
+    refused(folder, BadFile, "not an offset|incomplete", weights(offset=offset))
 
 
 def test_unknown_types_and_values_named_twice(folder):
@@ -137,7 +137,7 @@ def test_precompiled_parts_stay_in_the_folder(folder):
     node = helper.make_node(
         "EPContext", [], ["z"], domain="com.microsoft", embed_mode=0, ep_cache_context="../secret"
     )
-    refused(folder, BadFile, "no plain file name", weights(), nodes=[node])
+    refused(folder, BadFile, "not a plain file name", weights(), nodes=[node])
 
 
 # ------------------------------------------------------------------ the folder's configuration
