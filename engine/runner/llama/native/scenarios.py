@@ -211,6 +211,7 @@ class Scenarios:
 
     def at_once(self, text: list[int]) -> list[Any]:
         """The compared rows of a text that is one batch."""
+        self._clear()
         self._batch.add_prompt(text[: PROMPT - 1], 0, 0, last=False)
         for at in range(PROMPT - 1, len(text)):
             self._batch.add(text[at], at, 0)
