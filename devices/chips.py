@@ -59,7 +59,8 @@ class CpuKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One kind of CPU. `reads_gbs`: read by all cores together; `bandwidth_gbs`: its usual memory.
 
     `ghz` is with all fast cores busy; `slow_cores`: it has only efficiency cores. `unpack_ns`: nanoseconds in which
-    one of its threads multiplies by a quantized weight, and `thread_gbs`: GB/s that one reads, if not as usual.
+    one of its threads multiplies by a quantized weight, `rows_unpack_ns`: of a type that llama.cpp computes row by
+    row, and `thread_gbs`: GB/s that one reads, if not as usual.
     """
 
     id: Text
@@ -70,6 +71,7 @@ class CpuKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     bandwidth_gbs: Positive
     slow_cores: bool = False
     unpack_ns: Positive | None = None
+    rows_unpack_ns: Positive | None = None
     thread_gbs: Positive | None = None
     confidence: Confidence
     sources: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]

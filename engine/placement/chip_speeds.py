@@ -124,11 +124,15 @@ class UnknownSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class TypeSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Relative prompt speed with weights of a type that `match` names, through one backend."""
+    """Relative prompt speed with weights of a type that `match` names, through one backend.
+
+    `by_rows`: llama.cpp has no kernel for several of its rows at once, so unpacking takes longer.
+    """
 
     backend: Text
     match: Text
     prompt: Positive
+    by_rows: bool = False
     sources: Sources
 
 
@@ -343,8 +347,20 @@ def mixture_speed(device: Device, backend: str) -> MixtureSpeed:
 
 def type_speed(backend: str, type_name: str) -> float:
     """Prompt speed with weights of this type, relative to the usual types."""
+    row = _type_row(backend, type_name)
+    return row.prompt if row is not None else 1.0
+
+
+def unpack_ns(cpu: CpuKind, type_name: str) -> float:
+    """Nanoseconds in which one thread unpacks a weight of this type for one token."""
+    row = _type_row("cpu", type_name)
+    by_rows = cpu.rows_unpack_ns if row is not None and row.by_rows else None
+    return by_rows or cpu.unpack_ns or chip_speeds().cpu.unpack_ns
+
+
+def _type_row(backend: str, type_name: str) -> TypeSpeed | None:
     rows = (row for row in chip_speeds().types if row.backend == backend and re.fullmatch(row.match, type_name))
-    return next((row.prompt for row in rows), 1.0)
+    return next(rows, None)
 
 
 def _is_for(row: MixtureSpeed, device: Device, backend: str) -> bool:

@@ -22,6 +22,7 @@ from engine.placement.chip_speeds import (
     rates,
     rule_version,
     type_speed,
+    unpack_ns,
 )
 from engine.placement.estimate import gpu_layer_start, kv_layer_bytes, on_gpu, padded
 from engine.placement.history import MeasuredSpeed, ModelUsage, PlacementHistory, SpeedPoint, seconds_at
@@ -444,15 +445,14 @@ def _answer_s(
 def _slow_products_s(shape: ModelShape, settings: LoadSettings, device: Device, rate: Rates) -> float:
     """Seconds per token that a CPU needs in addition to reading weights: to unpack, to wait, and to sample."""
     rule, threads = chip_speeds().cpu, max(1, settings.n_threads or (device.cores.threads if device.cores else 1))
-    unpack_ns = cpu_kind(device.chip or device.name).unpack_ns or rule.unpack_ns
-    frac, read, unpacked = expert_frac(shape), 0.0, 0.0
+    kind, frac, read, unpacked = cpu_kind(device.chip or device.name), expert_frac(shape), 0.0, 0.0
     for tensor in shape.tensors:
         if len(tensor.shape) == 1 or is_looked_up(tensor.name, shape):
             continue
         used = frac if "_exps" in tensor.name else 1.0
         read += tensor.nbytes * used / 1e9 / rate.gbs
         if tensor.ggml_type not in WIDE:
-            unpacked += tensor.num_values * used / 1e9 * unpack_ns / threads
+            unpacked += tensor.num_values * used / 1e9 * unpack_ns(kind, tensor.ggml_type.name) / threads
         else:
             unpacked += tensor.nbytes * used / 1e9 / rate.gbs
     barriers = len(shape.layers) * rule.layer_us / 1e6 if threads > 1 else 0.0

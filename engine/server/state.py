@@ -222,7 +222,7 @@ class ServerState:
     remotes: Remotes = field(default_factory=lambda: Remotes(RemoteRegistry()))
     recent: RecentRequests = field(default_factory=RecentRequests)
     responses: ResponseStore = field(default_factory=ResponseStore)
-    talks: ConversationStore = field(default_factory=ConversationStore)
+    conversation_store: ConversationStore = field(default_factory=ConversationStore)
     streams: StreamRegistry = field(default_factory=StreamRegistry)
     background: BackgroundJobs = field(default_factory=BackgroundJobs)
     canary: Canary | None = None

@@ -41,7 +41,7 @@ class AddBody(Body):
 
 
 def _store(request: Request) -> ConversationStore:
-    store = request.app.state.server.talks
+    store = request.app.state.server.conversation_store
     assert isinstance(store, ConversationStore)
     return store
 

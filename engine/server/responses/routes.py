@@ -47,7 +47,7 @@ class _Asked(msgspec.Struct, frozen=True):
     box: Toolbox
     context: tuple[Message, ...]
     response: dict[str, Any]
-    talk: Conversation | None
+    conversation: Conversation | None
     search: file_search.Search | None = None
 
 
@@ -147,10 +147,12 @@ async def _understand(state: ServerState, body: ResponsesRequest) -> _Asked:
     if body.previous_response_id is not None:
         state.background.refuse_unfinished(body.previous_response_id, "previous_response_id")
         context = state.responses.previous(body.previous_response_id).messages
-    talk = None if body.conversation_id is None else state.talks.get(body.conversation_id)
-    if talk is not None:
-        talk.require_capacity(body.input if isinstance(body.input, list) else [_user_item(body.input or "")])
-        context = tuple(to_messages(talk.items, box))
+    conversation = None if body.conversation_id is None else state.conversation_store.get(body.conversation_id)
+    if conversation is not None:
+        conversation.require_capacity(
+            body.input if isinstance(body.input, list) else [_user_item(body.input or "")]
+        )
+        context = tuple(to_messages(conversation.items, box))
     context = (*context, *to_messages(body.input if body.input is not None else [], box))
     if not context:
         raise InputFault("input is empty; say something.", "input")
@@ -177,7 +179,7 @@ async def _understand(state: ServerState, body: ResponsesRequest) -> _Asked:
         **body.common(),
     )
     search = await file_search.prepared(state, box, choice)
-    return _Asked(body, query, box, context, _response(body), talk, search)
+    return _Asked(body, query, box, context, _response(body), conversation, search)
 
 
 def _output(text: dict[str, Any]) -> tuple[Constraint | None, str]:
@@ -279,8 +281,8 @@ def _store_response(state: ServerState, parts: _Asked, items: ItemStream) -> Non
     sent = parts.body.input
     listed = sent if isinstance(sent, list) else [_user_item(sent or "")]
     listed = [stored_item(item) for item in listed]
-    if parts.talk is not None:
-        state.talks.add(parts.talk, [*listed, *items.output])
+    if parts.conversation is not None:
+        state.conversation_store.add(parts.conversation, [*listed, *items.output])
     if parts.body.store is not False:
         state.responses.put(items.snapshot(), listed, (*parts.context, items.message()))
 
