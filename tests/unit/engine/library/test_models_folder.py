@@ -192,9 +192,10 @@ def test_a_paused_move_is_cancelled_or_continued(library, tmp_path):
     assert_moved(library, source, target, before, files)
 
 
-def test_what_changes_during_the_copy_is_copied_or_deleted_too(library, tmp_path, gguf):
+@pytest.mark.parametrize("busy", [3, 0], ids=["a model is in use", "nothing is in use"])
+def test_what_changes_during_the_copy_is_copied_or_deleted_too(library, tmp_path, gguf, busy):
     source, target, settings = library.paths.models, tmp_path / "new", Settings()
-    settings.busy = 3
+    settings.busy = busy
 
     def change(_control):
         (source / "one.gguf").unlink()
