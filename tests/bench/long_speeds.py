@@ -15,7 +15,7 @@ import statistics
 import tempfile
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -122,14 +122,14 @@ def here(loaded: LoadedModel, depth: int, rounds: int) -> dict[str, list[float]]
     }
 
 
-def there(url: str, name: str, depth: int, rounds: int) -> dict[str, list[float]]:
-    """The same by llama-server, with its own times."""
+def there(url: str, name: str, depth: int, seeds: Iterable[int]) -> dict[str, list[float]]:
+    """The same by llama-server, with its own times, once for each seed."""
     with httpx2.Client(base_url=url, timeout=3600) as client:
         if depth:
             restored = client.post("/slots/0?action=restore", json={"filename": name}).raise_for_status().json()
             assert restored["n_restored"] == depth, restored
         found: dict[str, list[float]] = {"reading": [], "writing": []}
-        for seed in range(1, rounds + 1):
+        for seed in seeds:
             body = {"prompt": tokens(0, depth) + tokens(depth, BLOCK, seed), "n_predict": WRITTEN + 1}
             body |= {"ignore_eos": True, "temperature": 0, "cache_prompt": True, "id_slot": 0}
             timings = client.post("/completion", json=body).raise_for_status().json()["timings"]
@@ -174,9 +174,9 @@ def theirs(given: argparse.Namespace, folder: Path) -> Speeds:
     )
     found = {}
     try:
-        there(rival.url, "", 0, 1)
+        there(rival.url, "", 0, [0])
         for depth in given.depths:
-            found[depth] = there(rival.url, str(depth), depth, given.rounds)
+            found[depth] = there(rival.url, str(depth), depth, range(1, given.rounds + 1))
             print(f"llama-server behind {depth}: {found[depth]}", flush=True)
     finally:
         rival.stop()
