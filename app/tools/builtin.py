@@ -122,7 +122,7 @@ class FileReader:
         document = read(path)
         if document.data is not None:
             raise ValueError(f"{path.name} is a picture.")
-        lines = document.text.split("\n")
+        lines = document.text.removesuffix("\n").split("\n")
         first = arguments.get("first", 1)
         first = first if isinstance(first, int) and first > 0 else 1
         shown = lines[first - 1 : first - 1 + _MAX_LINES]

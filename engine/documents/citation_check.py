@@ -6,7 +6,8 @@ sentence deserves a check; an unmarked one is not proven.
 """
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from difflib import SequenceMatcher
 from functools import cache
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
@@ -22,33 +23,70 @@ from engine.documents.vectors import above
 _END: Final = re.compile(
     r"(?<=[^\s.][.!?])[\"')\]]*\s+(?=[\"'(\[]?(?:[A-Z\u00c0-\u00deÀ-ÖØ-Þ0-9*/-]|[a-z]\w*[._(/]\w))|\n+"
 )
+# "Am 1. März", "im 19. Jahrhundert": in German a period after a number may make it an ordinal.
+_ORDINAL: Final = re.compile(
+    r"(?:\b(?:am|im|vom|zum|zur|der|die|das|dem|den|des|bis|ab|und)\s\d{1,2}\."
+    r"|\b\d{1,2}\.(?=\s(?:Jan|Feb|Mär|Apr|Mai|Jun|Jul|Aug|Sep|Okt|Nov|Dez)))$",
+    re.IGNORECASE,
+)
+_ORDINAL_CHARS: Final = 12
 # Parts that the source must contain literally: numbers, paths, options, names in code, acronyms.
 _TOKEN: Final = re.compile(r"(?:--?|/)?\w+(?:[.,:/_-]\w+)*(?:\(\d*\))?")
 _CODE: Final = re.compile(r"\d|^[-/]|\w[_./]\w|[a-z][A-Z]|^[A-Z]{2,}|\(")
 _PARTS: Final = re.compile(r"[.,:/]|\(\)$")
 _HUMPS: Final = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z][a-z]+")
 # Numbers in words; "one" is as often a pronoun.
-_COUNTS: Final = {
-    word: str(number)
-    for number, word in enumerate(
-        ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"], 2
-    )
-}
+_COUNT_WORDS: Final = (
+    "two three four five six seven eight nine ten eleven twelve",
+    "zwei drei vier fünf sechs sieben acht neun zehn elf zwölf",
+)
+_COUNTS: Final = {word: str(n) for row in _COUNT_WORDS for n, word in enumerate(row.split(), 2)}
 # One of these before a word denies it. In capitals they are code ("NOT NULL").
 _DENIALS: Final = frozenset(
     {"not", "no", "never", "cannot", "neither", "nor", "none"}
     | {"nicht", "kein", "keine", "keinen", "keiner", "nie", "niemals"}
     | {"pas", "jamais", "aucun", "nunca", "ningún"}
 )
+# These deny one word: the one after them.
+_LACKS: Final = frozenset({"without", "ohne", "sans", "sin"})
+# "No longer", "nicht mehr": the word belongs to the denial.
+_WITH_DENIAL: Final = frozenset({"longer", "more", "mehr", "plus", "más"})
 _DENIAL: Final = re.compile(r"\w+n't|\w+|[.,;:!?](?=\s)")
 # "No higher than 9" and "9 or less" say the same.
 _AT_MOST: Final = re.compile(r"\b(?:no|not)(?= (?:more|less|\w+er) than\b)")
 # Number of content words after such a word that it denies.
 _DENIED: Final = 2
+# Longer sentences are not aligned word by word.
+_ALIGNED: Final = 80
+# A sentence that differs by one word from one of the source has at least so many content words.
+_LEAST_ALIKE: Final = 4
 _CLAUSES: Final = re.compile(r"[,;:]\s+|\s(?:and|or|but|while|whereas|und|oder|aber|et|ou|mais|y|o|pero)\s")
 # An answer that joins two statements of its source.
 _JOINS: Final = re.compile(r";|\b(?:and|but|while|which|who|und|aber|et|mais|y|pero)\b")
 _BY: Final = re.compile(r"\b(?:by|via|von|durch|par|por)\b")
+# Numbers with separators: 1,250,000 and 1.480,50 and 1'250.
+_GROUPS: Final = re.compile(r"\d{1,3}(?:([.,])\d{3})(?:\1\d{3})*(?:[.,]\d+)?$")
+_GROUP_SPACE: Final = re.compile(r"(?<=\d)['\u2019\u00a0\u2009\u202f](?=\d{3}(?!\d))")
+# Words after a number that change its value: the same number with another word of the row is another value.
+_UNIT_ROWS: Final = (
+    "hundred thousand million billion trillion hundert tausend millionen milliarden billionen mio mrd",
+    "ns µs ms millisecond second sec minute min hour day week month year decade century millisekunde sekunde",
+    "bit byte kb mb gb tb kib mib gib tib kilobyte megabyte gigabyte terabyte",
+    "µm mm cm dm m km millimetre centimetre metre kilometre millimeter centimeter meter kilometer inch mile",
+    "mg g kg t milligram gram kilogram ton tonne gramm kilogramm pound ounce",
+    "mw w kw gw watt kilowatt megawatt gigawatt wh kwh mwh",
+)
+_UNITS: Final = {unit: row for row, units in enumerate(_UNIT_ROWS) for unit in units.split()}
+_AFTER_NUMBER: Final = re.compile(r"(?<![\w.,])(\d[\d.,]*)[ \u00a0\u2009\u202f-]?([A-Za-zµäöü]+)")
+# Words by which a German text is recognized: its nouns have capitals, as elsewhere only names have.
+_GERMAN: Final = frozenset({"der", "die", "das", "und", "ist", "nicht", "ein", "eine", "den", "dem", "im", "wird"})
+# An inflected form has the same beginning: at least so many letters, and all but so many of the shorter word.
+_STEM_CHARS, _ENDING_CHARS = 4, 3
+# A phrase of time or place at the front of a sentence may as well be at its end.
+_FRONT: Final = frozenset(
+    {"on", "in", "at", "since", "until", "during", "after", "before", "from", "by", "for", "with", "under"}
+    | {"am", "im", "in", "an", "bei", "seit", "bis", "ab", "vor", "nach", "mit", "für", "auf", "unter", "während"}
+)
 _REFERENCE: Final = re.compile(r"\[\d+\]")
 # Measured on the benchmark's passages: log-archive.md, "Documents".
 _OVERLAP: Final = 0.6
@@ -75,7 +113,7 @@ class Sentence(msgspec.Struct, frozen=True):
 def sentences(text: str) -> list[Sentence]:
     """The sentences of an answer that contain a claim."""
     result, at = [], 0
-    for end in [*(m for m in _END.finditer(text)), None]:
+    for end in [*_ends(text), None]:
         stop = end.start() if end else len(text)
         piece = text[at:stop]
         bare = _REFERENCE.sub("", piece).strip()
@@ -84,6 +122,22 @@ def sentences(text: str) -> list[Sentence]:
             result.append(Sentence(at + lead, at + len(piece.rstrip()), bare))
         at = end.end() if end else stop
     return result
+
+
+def _ends(text: str) -> list[re.Match[str]]:
+    """The places between sentences."""
+    return [
+        m
+        for m in _END.finditer(text)
+        if not _ORDINAL.search(text[max(m.start() - _ORDINAL_CHARS, 0) : m.end()].rstrip())
+    ]
+
+
+def _split(text: str) -> list[str]:
+    """The sentences of a passage."""
+    ends = _ends(text)
+    starts, stops = [0, *(m.end() for m in ends)], [*(m.start() for m in ends), len(text)]
+    return [piece for start, stop in zip(starts, stops, strict=True) if (piece := text[start:stop].strip())]
 
 
 class Window(NamedTuple):
@@ -98,7 +152,7 @@ def windows(passages: Sequence[str]) -> list[Window]:
     """Sentence windows of the passages to compare with, each with its passage number (from 1)."""
     result: list[Window] = []
     for number, passage in enumerate(passages, 1):
-        pieces = [piece.strip() for piece in _END.split(passage.replace("\n", " ")) if piece and piece.strip()]
+        pieces = _split(passage.replace("\n", " "))
         for i in range(max(len(pieces) - 1, 1)):
             parts = tuple(pieces[i : i + _WINDOW])
             result.append(Window(number, " ".join(parts), parts))
@@ -177,7 +231,7 @@ def _content(text: str, stems: Callable[[str], list[str]]) -> list[str]:
 def _exact(text: str) -> dict[str, str]:
     """Numbers and codes of a text by the form that is compared; names and acronyms too."""
     exact: dict[str, str] = {}
-    for match in _TOKEN.finditer(text):
+    for match in _TOKEN.finditer(_GROUP_SPACE.sub("", text)):
         token = match.group()
         if token.lower() in _COUNTS:
             exact[_COUNTS[token.lower()]] = token
@@ -191,18 +245,71 @@ def _exact(text: str) -> dict[str, str]:
 def _forms(text: str) -> set[str]:
     """All forms in which a token may occur: as it is, and as the parts of a compound."""
     forms: set[str] = set()
-    for match in _TOKEN.finditer(text):
+    for match in _TOKEN.finditer(_GROUP_SPACE.sub("", text)):
         token = match.group().casefold()
         forms.update(part.casefold() for part in _HUMPS.findall(match.group()))
         forms |= {token, _COUNTS.get(token, token), *(part for part in _PARTS.split(token) if part)}
         forms |= {token.removesuffix("'s"), token.removesuffix("s"), token.lstrip("-/"), *token.split("-")}
+        forms |= _values(token)
     return forms
+
+
+def _values(token: str) -> set[str]:
+    """What a number with separators may mean: "1,250" is 1250 in English and 1.25 in German."""
+    values = {token.replace(",", ".")} if token[0].isdigit() and token.count(",") == 1 else set()
+    groups = _GROUPS.match(token)
+    if groups:
+        joined = token.replace(groups.group(1), "")
+        values.add(joined.replace(",", "."))
+    return values
 
 
 def _missing(text: str, window: str) -> tuple[str, ...]:
     """Numbers, names and codes of a sentence that the window lacks: a single wrong one makes the sentence wrong."""
-    forms = _forms(window)
-    return tuple(shown for form, shown in _exact(text).items() if not ({form, form.removesuffix("s")} & forms))
+    lacking = _lacking(_exact(text), window)
+    return (*lacking.values(), *_other_units(text, window))
+
+
+def _lacking(exact: Mapping[str, str], source: str) -> dict[str, str]:
+    """Those of the numbers, names and codes that a text has in no form."""
+    forms = _forms(source)
+    is_german = bool(_GERMAN & set(source.split()))
+    return {
+        form: shown
+        for form, shown in exact.items()
+        if not ({form, form.removesuffix("s"), *_values(form)} & forms)
+        and not (is_german and shown.istitle() and any(_is_inflected(form, other) for other in forms))
+    }
+
+
+def _is_inflected(form: str, other: str) -> bool:
+    least = max(min(len(form), len(other)) - _ENDING_CHARS, _STEM_CHARS)
+    return form[:least] == other[:least]
+
+
+def _other_units(text: str, window: str) -> list[str]:
+    """Numbers that the window has only with another unit of the same row ("15 million" for "15 billion")."""
+    source: dict[str, set[str]] = {}
+    for number, unit, _ in _units(window):
+        source.setdefault(number, set()).add(unit)
+    return [
+        f"{number} {shown}"
+        for number, unit, shown in _units(text)
+        if number in source
+        and unit not in source[number]
+        and all(_UNITS[other] == _UNITS[unit] for other in source[number])
+    ]
+
+
+def _units(text: str) -> list[tuple[str, str, str]]:
+    """Numbers, the units after them, and the units as the text has them."""
+    found = []
+    for match in _AFTER_NUMBER.finditer(text):
+        word = match.group(2).lower()
+        unit = next((form for form in (word, word.removesuffix("s"), word.removesuffix("n")) if form in _UNITS), "")
+        if unit:
+            found.append((match.group(1).rstrip(".,"), unit, match.group(2)))
+    return found
 
 
 def _doubt(text: str, window: Window, stems: Callable[[str], list[str]]) -> "Doubt":
@@ -212,36 +319,53 @@ def _doubt(text: str, window: Window, stems: Callable[[str], list[str]]) -> "Dou
     sentence_stems = set(_content(text, stems))
     if not _JOINS.search(text):
         best = max(window.parts, key=lambda part: len(sentence_stems & set(stems(part))))
-        if _other_instead(_exact(text), _exact(best), _forms(best)):
+        if _other_instead(_exact(text), best) or _is_put_in(text, best, window, stems):
             return "apart"
     if any(_bound_elsewhere(clause, window, stems) for clause in _CLAUSES.split(text)):
         return "apart"
     return "order" if any(_turned(text, part, stems) for part in window.parts) else ""
 
 
-def _other_instead(exact: Collection[str], source: Collection[str], forms: Collection[str]) -> bool:
+def _other_instead(exact: Mapping[str, str], source: str) -> bool:
     """Return True if the nearest sentence has a different number or code in its place."""
-    lacks = [form for form in exact if form not in forms]
-    others = [form for form in source if form not in exact]
+    lacks = _lacking(exact, source)
+    others = [form for form in _exact(source) if form not in exact]
     return any(form[0].isdigit() == other[0].isdigit() for form in lacks for other in others)
 
 
+def _is_put_in(text: str, best: str, window: Window, stems: Callable[[str], list[str]]) -> bool:
+    """Return True if a word of the window's other sentence stands in place of one of the nearest sentence."""
+    own, source = _content(text, stems), _content(best, stems)
+    others = {stem for part in window.parts if part != best for stem in _content(part, stems)} - set(source)
+    if not others.intersection(own) or len(own) > _ALIGNED or len(source) > _ALIGNED:
+        return False
+    codes = SequenceMatcher(None, own, source, autojunk=False).get_opcodes()
+    changes = [code for code in codes if code[0] in {"replace", "delete"}]
+    if len(changes) != 1 or changes[0][0] != "replace":
+        return False
+    _, i, j, k, m = changes[0]
+    return j - i == 1 and len(own) >= _LEAST_ALIKE and own[i] in others and bool(set(source[k:m]) - set(own))
+
+
 def _denied(text: str, window: str, stems: Callable[[str], list[str]]) -> bool:
-    """Return True if exactly one of the two texts denies a word that both contain."""
-    plain, denied = _polarity(text, stems)
-    source_plain, source_denied = _polarity(window, stems)
-    for word in denied:
-        if word in source_plain and word not in source_denied:
-            return True
+    """Return True if exactly one of both denies a shared word. Denials that share a word are the same denial."""
+    plain, scopes = _polarity(text, stems)
+    source_plain, source_scopes = _polarity(window, stems)
+    denied: set[str] = set().union(*scopes)
+    source_denied: set[str] = set().union(*source_scopes)
     if denied and not source_denied:
         return True
-    return any(word in source_denied and word not in source_plain for word in plain - denied)
+    own = [scope for scope in scopes if not scope & source_denied]
+    if any(word in source_plain for scope in own for word in scope):
+        return True
+    others = [scope for scope in source_scopes if not scope & denied]
+    return any(word in plain - denied and word not in source_plain for scope in others for word in scope)
 
 
-def _polarity(text: str, stems: Callable[[str], list[str]]) -> tuple[set[str], set[str]]:
-    """The stems of the content words that are stated, and of those that are denied."""
+def _polarity(text: str, stems: Callable[[str], list[str]]) -> tuple[set[str], list[set[str]]]:
+    """The stems of the content words that are stated, and of those that each denial denies."""
     plain: set[str] = set()
-    denied: set[str] = set()
+    scopes: list[set[str]] = []
     words_left = 0
     for match in _DENIAL.finditer(_AT_MOST.sub("", text)):
         word = match.group()
@@ -249,10 +373,16 @@ def _polarity(text: str, stems: Callable[[str], list[str]]) -> tuple[set[str], s
             words_left = 0
         elif word in _DENIALS or word.endswith("n't") or (word.istitle() and word.lower() in _DENIALS - {"none"}):
             words_left = _DENIED
+            scopes.append(set())
+        elif word.lower() in _LACKS:
+            words_left = 1
+            scopes.append(set())
+        elif words_left == _DENIED and word in _WITH_DENIAL:
+            pass
         elif word.lower() not in STOP:
-            (denied if words_left else plain).update(stems(word))
+            (scopes[-1] if words_left else plain).update(stems(word))
             words_left = max(words_left - 1, 0)
-    return plain, denied
+    return plain, scopes
 
 
 def _bound_elsewhere(clause: str, window: Window, stems: Callable[[str], list[str]]) -> bool:
@@ -300,10 +430,21 @@ def _turned(text: str, source: str, stems: Callable[[str], list[str]]) -> bool:
     if bool(_BY.search(text)) != bool(_BY.search(source)):
         return False  # one of them may be in the passive voice
     places: dict[str, list[int]] = {}
+    front = {stem for side in (text, source) for stem in _content(_front(side), stems)}
     for place, word in enumerate(_content(source, stems)):
         places.setdefault(word, []).append(place)
-    own = _content(text, stems)
+    own = [word for word in _content(text, stems) if word not in front]
     shared = [places[word][0] for word in own if len(places.get(word, ())) == 1 and own.count(word) == 1]
     lowest = list(accumulate(reversed(shared), min))[::-1]
     highest = list(accumulate(shared, max))
     return any(highest[i - 1] > shared[i] > lowest[i + 1] for i in range(1, len(shared) - 1))
+
+
+def _front(text: str) -> str:
+    """The phrase of time or place that a sentence begins with; empty if it begins otherwise."""
+    words = text.split()
+    if not words or words[0].lower() not in _FRONT:
+        return ""
+    end = next((i for i, word in enumerate(words[1:], 1) if i > 1 and word.lower() in STOP), len(words))
+    comma = next((i + 1 for i, word in enumerate(words) if word.endswith(",")), end)
+    return " ".join(words[1 : min(end, comma)])

@@ -371,6 +371,27 @@ def test_a_reranker_that_appears_in_the_library_orders_the_passages(client, town
     assert client.post(f"{towns}/search", json=asked).json()["reranked_by"] == ""
 
 
+@pytest.mark.parametrize(("name", "reason"), [("no-rank", "could not rerank"), ("gone-rank", "is not available")])
+def test_a_reranker_that_cannot_work_is_said_and_the_search_goes_on(client, towns, tmp_path, name, reason):
+    model = write_bert(tmp_path / f"{name}.gguf", rank=name == "gone-rank")
+    assert client.post("/tessera/v1/models/import", json={"path": str(model)}).is_success
+    wait_for(lambda: client.get(f"/tessera/v1/models/{name}").status_code == 200, 60, "the model")
+    assert client.post(towns, json={"reranker": name}).status_code == 200
+    if name == "gone-rank":
+        assert client.delete(f"/tessera/v1/models/{name}").is_success
+
+    def notes():
+        answer = client.post(f"{towns}/search", json={"query": "Which mayor guards a secret pebble?"}).json()
+        assert answer["passages"]
+        assert answer["reranked_by"] == ""
+        return [note for note in answer["notes"] if name in note and reason in note]
+
+    try:
+        wait_for(notes, 60, "the reason")  # the list of models is asked for every ten seconds
+    finally:
+        client.post(towns, json={"reranker": "none"})
+
+
 def test_mcp_of_an_unknown_collection_fails(server, sea):
     command, env = _mcp(server, "Nowhere")
     done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)

@@ -265,7 +265,7 @@ class Toolbox:
         return ToolOutcome("\n".join(lines[:_MAX_ENTRIES] + cut) or "The folder is empty.")
 
     def _read(self, arguments: ReadArguments) -> ToolOutcome:
-        lines = self._index.workspace.read(arguments.path).text.split("\n")
+        lines = contents(self._index.workspace.read(arguments.path).text)
         first = max(arguments.first, 1)
         last = min(arguments.last or len(lines), len(lines), first + _MAX_LINES - 1)
         numbered = [f"{number}: {lines[number - 1]}" for number in range(first, last + 1)]
@@ -290,7 +290,7 @@ class Toolbox:
 
     def _lines_with(self, text: str, path: str, first: int, last: int) -> list[str]:
         try:
-            lines = self._index.workspace.read(path).text.split("\n")[first - 1 : last]
+            lines = contents(self._index.workspace.read(path).text)[first - 1 : last]
         except (TesseraError, OSError):
             return []
         return [

@@ -11,6 +11,7 @@ from itertools import zip_longest
 from typing import Literal
 
 from app.code.context.items import Context, ContextItem, LeftOut
+from app.code.edits.parse import contents
 from app.code.git import Git
 from app.code.index.database import ChunkHit, IndexDatabase, SymbolHit
 from app.code.index.project import ProjectIndex
@@ -203,7 +204,7 @@ _RESOLVERS = {"file": _file_items, "folder": _folder_items, "symbol": _symbol_it
 
 def _file_item(index: ProjectIndex, path: str, mention: Mention) -> ContextItem:
     file = index.workspace.read(path)
-    lines = file.text.split("\n")
+    lines = contents(file.text) or [""]
     first = min(mention.first or 1, len(lines))
     last = min(mention.last or len(lines), len(lines))
     text = "\n".join(lines[first - 1 : last])
@@ -308,7 +309,7 @@ def _shortened(index: ProjectIndex, item: ContextItem, budget: _Budget) -> Conte
 def _lines_of(index: ProjectIndex, path: str, first: int, last: int) -> str | None:
     """Current lines of a file; None if it was deleted meanwhile."""
     try:
-        lines = index.workspace.read(path).text.split("\n")
+        lines = contents(index.workspace.read(path).text)
     except (TesseraError, OSError):
         return None
     return "\n".join(lines[first - 1 : last])

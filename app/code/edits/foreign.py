@@ -50,18 +50,59 @@ _SHELL_EDIT: Final = re.compile(
 _JSON_EDIT: Final = re.compile(r"[\"'](?:old_str|old_string|new_str|new_string|file_text|insert_line)[\"']\s*:")
 
 
-def reason_to_report(code: Sequence[str]) -> str | None:
+_SHELL_REASON: Final = "a shell command that edits files is not run; send SEARCH/REPLACE blocks"
+_CALL_REASON: Final = "the arguments of an edit tool are not read here; send SEARCH/REPLACE blocks"
+
+
+def reason_to_report(code: Sequence[str], language: str) -> str | None:
     """The reason why code in a fence is reported: it edits files in another form; None if it does not."""
-    if any(_SHELL_EDIT.match(line) for line in code):
-        return "a shell command that edits files is not run; send SEARCH/REPLACE blocks"
+    if language == "ed" or any(_SHELL_EDIT.match(line) for line in code):
+        return _SHELL_REASON
     if any(_JSON_EDIT.search(line) for line in code):
-        return "the arguments of an edit tool are not read here; send SEARCH/REPLACE blocks"
+        return _CALL_REASON
     return None
+
+
+_ESCAPED_PATCH: Final = re.compile(r"\*\*\* Begin Patch\\+n")
+_JSON_LINE: Final = re.compile(r"^\s*[{\[\"]")
+
+
+def read_unfenced(lines: Sequence[str], position: int) -> tuple[list[Malformed], int] | None:
+    """The report for a shell command or a call in JSON outside of fences, and the line after it."""
+    line = lines[position]
+    if _ESCAPED_PATCH.search(line) or (_JSON_LINE.match(line) and _JSON_EDIT.search(line)):
+        reason = _CALL_REASON
+    elif _SHELL_EDIT.match(line):
+        reason = _SHELL_REASON
+    else:
+        return None
+    end = position + 1
+    while end < len(lines) and _JSON_LINE.match(lines[end]):
+        end += 1
+    return [Malformed(line=position + 1, reason=reason)], end
+
+
+# An edit that Markdown has indented or quoted, so that its own marks are not at the start of a line.
+_SHIFT: Final = re.compile(r"^(?:\s*>\s?|\s{2,})\s*(--- (?:a/|/dev/null)|diff --git |\*\*\* Begin Patch\s*$)")
+
+
+def _is_shifted(lines: Sequence[str], position: int) -> bool:
+    shift = _SHIFT.match(lines[position])
+    if shift is None or begins_patch(lines, position):
+        return False
+    follows = lines[position + 1] if position + 1 < len(lines) else ""
+    return not shift.group(1).startswith("---") or follows.strip("> \t").startswith("+++ ")
 
 
 def read_foreign(lines: Sequence[str], position: int) -> tuple[list[Malformed], int] | None:
     """Reports for an edit in an unsupported format that starts here, and the line after it; None if none starts."""
     line = lines[position]
+    if _is_shifted(lines, position):
+        end = position + 1
+        while end < len(lines) and lines[end].startswith((" ", ">", "\t")):
+            end += 1
+        reason = "the edit is indented or quoted; it must start at the beginning of a line"
+        return [Malformed(line=position + 1, reason=reason)], end
     if _NEARLY_BLOCK.match(line):
         far = min(position + _MAX_LINES, len(lines))
         ends = (i for i in range(position + 1, far) if _NEARLY_END.match(lines[i]))

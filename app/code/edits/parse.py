@@ -16,6 +16,7 @@ from app.code.edits.foreign import (
     read_foreign,
     read_patch,
     read_tool_call,
+    read_unfenced,
     reason_to_report,
 )
 from app.code.edits.naming import FENCE, Naming, mentions, name_before, name_in_info, name_on
@@ -37,6 +38,11 @@ MAX_ANSWER_BYTES = 4 << 20
 # More lines of a block that look like its divider are not headings.
 _MAX_DIVIDERS = 8
 _SHOWN_CHARS = 80
+# Markdown: a fence of more marks holds shorter ones, and a line indented this far is no fence.
+_SHORT_FENCE = 3
+_CODE_INDENT = 4
+_TEXT_LANGUAGES = frozenset({"md", "markdown", "mdx"})
+_TEXT_ENDINGS = (".md", ".markdown", ".mdx")
 
 
 @dataclass
@@ -73,7 +79,7 @@ def parse_answer(text: str, project_paths: frozenset[str] = frozenset(), *, is_c
     if len(text) > MAX_ANSWER_BYTES:
         reason = f"the answer has {len(text)} characters, more than {MAX_ANSWER_BYTES}"
         return ParsedEdits(hunks=(), malformed=(Malformed(line=1, reason=reason),))
-    reader = _Reader(contents(text), project_paths, is_ended=text.endswith("\n"))
+    reader = _Reader(contents(text.removeprefix("\ufeff")), project_paths, is_ended=text.endswith("\n"))
     calls: list[tuple[int, int]] = []
     while reader.position < len(reader.lines):
         line = reader.lines[reader.position]
@@ -88,7 +94,7 @@ def parse_answer(text: str, project_paths: frozenset[str] = frozenset(), *, is_c
         elif _REPLACE.match(line):
             _fail(reader, reader.position, "a block ends here that never began")
             reader.done(reader.position + 1)
-        elif (foreign := read_foreign(reader.lines, reader.position)) is not None:
+        elif (foreign := _foreign(reader)) is not None:
             reader.malformed += foreign[0]
             reader.done(foreign[1])
         else:
@@ -101,6 +107,12 @@ def parse_answer(text: str, project_paths: frozenset[str] = frozenset(), *, is_c
         cut_off = Malformed(line=len(reader.lines), reason="the answer reached its limit of tokens", path=last)
         return replace(answer, malformed=(*answer.malformed, cut_off))
     return answer
+
+
+def _foreign(reader: _Reader) -> tuple[list[Malformed], int] | None:
+    """Reports for an edit that is not read; a fence is judged as a whole when it closes."""
+    call = read_unfenced(reader.lines, reader.position) if reader.fence_start is None else None
+    return call or read_foreign(reader.lines, reader.position)
 
 
 def _take(reader: _Reader, read: FileDiff | Patch) -> None:
@@ -147,16 +159,102 @@ def _pass(reader: _Reader) -> None:
     reader.position += 1
     reader.since.append(number)
     fence = FENCE.match(reader.lines[number])
-    if fence is None:
+    if fence is None or _is_inside(reader, fence):
         return
     if reader.fence_start is None or fence.group(2).strip():
         reader.fence_start, reader.num_read_before = number, reader.num_read
+        _take_text(reader, fence)
         return
     fence_line, reader.fence_start = reader.fence_start, None
     while reader.since and reader.since[-1] >= fence_line:
         reader.since.pop()
     if reader.num_read == reader.num_read_before:
         _report_code(reader, fence_line, number)
+
+
+def _is_inside(reader: _Reader, fence: re.Match[str]) -> bool:
+    """Return True if this fence is text of the open one, by the rules of CommonMark."""
+    if reader.fence_start is None:
+        return False
+    opening = FENCE.match(reader.lines[reader.fence_start])
+    assert opening is not None
+    if len(indent_of(fence.string)) >= len(indent_of(opening.string)) + _CODE_INDENT:
+        return True
+    return not fence.group(2).strip() and not _closes(fence, opening)
+
+
+def _closes(fence: re.Match[str], opening: re.Match[str]) -> bool:
+    mark = opening.group(1)
+    return fence.group(1).startswith(mark) and not fence.group(2).strip()
+
+
+def _take_text(reader: _Reader, opening: re.Match[str]) -> None:
+    """Take the whole text of a named Markdown file from its fence to its end: fences in it are text, not edits."""
+    begin = reader.position - 1
+    is_long = len(opening.group(1)) > _SHORT_FENCE
+    language = (opening.group(2).split() or [""])[0].lower()
+    outer = replace(reader, since=[number for number in reader.since if number < begin])
+    if begin + 1 >= len(reader.lines) or _starts_edit(reader.lines, begin + 1):
+        return
+    path = _complete_file(outer, begin, opening.group(2))
+    if path is None or not (is_long or language in _TEXT_LANGUAGES or path.lower().endswith(_TEXT_ENDINGS)):
+        return
+    inner = _fences_inside(reader.lines, begin, opening, is_long=is_long)
+    if inner is None:
+        return
+    end, num_inside = inner
+    following = next((m for line in reader.lines[end + 1 :] if (m := FENCE.match(line))), None)
+    is_doubtful = not is_long and following is not None and not following.group(2).strip()
+    if not num_inside and not is_doubtful:
+        return
+    reader.fence_start = None
+    reader.since = outer.since
+    if is_doubtful:
+        reason = "its text seems to hold fences as long as the fence around it, so its end is not certain"
+        _fail(reader, begin, reason, path)
+        # Nothing up to the last of these fences is an edit.
+        while end + 1 < len(reader.lines):
+            later = (n for n in range(end + 1, len(reader.lines)) if FENCE.match(reader.lines[n]))
+            number = next(later, None)
+            match = None if number is None else FENCE.match(reader.lines[number])
+            if number is None or match is None or match.group(2).strip():
+                break
+            end = number
+    else:
+        code = tuple(reader.lines[begin + 1 : end])
+        reader.whole_files.append(Hunk(path=path, kind="whole", replace=code, source="fence"))
+    reader.position = end + 1
+
+
+def _fences_inside(
+    lines: list[str], begin: int, opening: re.Match[str], *, is_long: bool
+) -> tuple[int, int] | None:
+    """The line that closes a fence, and how many fences are inside; None if no line closes it.
+
+    Inside a fence of three marks, a fence with a language opens and the next one without closes.
+    """
+    depth, num_inside = 1, 0
+    for number in range(begin + 1, len(lines)):
+        fence = FENCE.match(lines[number])
+        if fence is None or len(indent_of(lines[number])) >= len(indent_of(lines[begin])) + _CODE_INDENT:
+            continue
+        if is_long:
+            depth -= _closes(fence, opening)
+        else:
+            depth += 1 if fence.group(2).strip() else -1
+        if depth == 0:
+            return number, num_inside
+        num_inside += 1
+    return None
+
+
+def _starts_edit(lines: list[str], position: int) -> bool:
+    return (
+        _SEARCH.match(lines[position]) is not None
+        or begins_git_header(lines, position)
+        or is_file_header(lines, position)
+        or begins_patch(lines, position)
+    )
 
 
 def _report_code(reader: _Reader, first: int, end: int) -> None:
@@ -169,7 +267,7 @@ def _report_code(reader: _Reader, first: int, end: int) -> None:
         if any(line.startswith(("+", "-")) for line in code):
             _fail(reader, first, "the diff has no '--- ' and '+++ ' lines that name a file")
         return
-    reason = reason_to_report(code) if language not in _OUTPUT_LANGUAGES else None
+    reason = reason_to_report(code, language) if language not in _OUTPUT_LANGUAGES else None
     if reason is not None:
         _fail(reader, first, reason)
         return

@@ -222,7 +222,7 @@ class EditSession:
                 attempted += [change for change in changes if change.path in {plan.file.path, plan.target}]
                 if plan.target is not None:
                     self._write(plan.target, plan.text, plan.executable)
-                if plan.target != plan.file.path:
+                if plan.target != plan.file.path and plan.file.before is not None:
                     self._workspace.delete(plan.file.path)
         except BaseException:
             for change in attempted:

@@ -98,7 +98,7 @@ def _scoped(definitions: dict[tuple[int, int], tuple[str, str, int, int, str]]) 
 
 
 def _headings(text: str) -> list[Symbol]:
-    lines = text.split("\n")
+    lines = text.removesuffix("\n").split("\n")
     headings: list[tuple[int, int, str]] = []
     fenced = False
     for number, line in enumerate(lines, 1):
@@ -165,7 +165,7 @@ def parse_file(workspace: Workspace, path: str) -> ParsedFile:
     except (TesseraError, OSError) as error:
         return ParsedFile(path, problem=str(error))
     language = language_of(path)
-    num_lines = text.count("\n") + 1
+    num_lines = text.removesuffix("\n").count("\n") + 1
     if len(text) / num_lines > _MAX_MEAN_LINE_CHARS:
         return ParsedFile(path, language, num_lines, problem="its lines are too long to be written by hand")
     symbols = symbols_of(text, language)

@@ -52,6 +52,7 @@ class CodeController(QObject):
     steps_changed = Signal(object)
     changes_found = Signal(str)
     failed = Signal(object)
+    refused = Signal(str)  # why files are not changed now
     busy_changed = Signal(bool)
     consent_wanted = Signal(object)
     agent_started = Signal(object)  # the run, which shows its commands
@@ -373,7 +374,7 @@ class CodeController(QObject):
     def apply(self, shown: Proposal, chosen: Sequence[int], *, allow_uncommitted: bool = False) -> None:
         """Write the chosen edits of the proposal that was shown; nothing if another one is pending by now."""
         project, reviews, label = self._project, self._reviews, self.question[:80]
-        if project is None or reviews is None or not chosen or self.busy:
+        if project is None or reviews is None or not chosen or not self._may_write():
             return
         self.attempted = shown, tuple(chosen)
 
@@ -381,6 +382,15 @@ class CodeController(QObject):
             return reviews.apply(chosen, label, allow_uncommitted=allow_uncommitted, shown=shown)
 
         self._write(project, write, self.written)
+
+    def _may_write(self) -> bool:
+        """Return whether files may be changed now. While an answer or an agent runs, say why not."""
+        if self._stream is not None or self._assembling is not None or self._run_of_agent is not None:
+            self.refused.emit(
+                self.tr("Files cannot be changed while an answer runs. Stop it, or wait for its end.")
+            )
+            return False
+        return not self.busy  # a second click while the first one is carried out
 
     def accept(self, hunks: Sequence[InlineHunk]) -> None:
         """Accept pending edits of one file: write those of the answer, keep those of the agent."""
@@ -396,7 +406,7 @@ class CodeController(QObject):
         written = [hunk for hunk in hunks if hunk.is_written]
         if len(written) < len(hunks):
             self._decide(lambda reviews: reviews.dismiss(reviews.still_pending(hunks)), self.rejected.emit)
-        if written and project is not None and reviews is not None and not self.busy:
+        if written and project is not None and reviews is not None and self._may_write():
             self._write(project, lambda: reviews.take_back(written), self.written)
 
     def offer_again(self, rejected: Any) -> None:
@@ -423,7 +433,7 @@ class CodeController(QObject):
     def undo(self) -> None:
         """Undo the last applied edits."""
         project, reviews = self._project, self._reviews
-        if project is None or reviews is None or self.busy:
+        if project is None or reviews is None or not self._may_write():
             return
 
         def write() -> tuple[str, ...]:
@@ -501,7 +511,7 @@ class CodeController(QObject):
     def back(self, agent: Agent | None, number: int) -> None:
         """Restore files and conversation to before a step of the last agent; its next task continues there."""
         project = self._project
-        if agent is None or agent is not self.agent or project is None or self.busy:
+        if agent is None or agent is not self.agent or project is None or not self._may_write():
             return
         self._is_back = True
 

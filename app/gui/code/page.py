@@ -202,6 +202,7 @@ class CodePage(QWidget):
         control.steps_changed.connect(self._on_steps)
         control.changes_found.connect(self._on_changes)
         control.failed.connect(self._on_failed)
+        control.refused.connect(lambda reason: self.banner.notify(reason, "warn"))
         control.consent_wanted.connect(self.consent.ask)
         control.answered.connect(self.consent.hide)
         self.consent.decided.connect(control.decide)

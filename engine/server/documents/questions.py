@@ -52,8 +52,7 @@ def questions_of(query: "ChatQuery") -> tuple[str, ...]:
     return last[-_MAX_CHARS:], "\n".join(joined)[-_MAX_CHARS:]
 
 
-# Separators of the two subjects of a question. A part without content words, or one that points back ("and what
-# does it do?"), is not a question by itself.
+# Separators of the two subjects of a question.
 _JOINT: Final = re.compile(
     r"[;?]\s+|[,;]?\s+(?:and|or|und|oder|et|ou|y|o|versus|vs\.?|than|als|(?:as )?compared (?:with|to))\s+",
     re.IGNORECASE,
@@ -62,14 +61,14 @@ _MAX_PARTS: Final = 4
 
 
 def parts_of(question: str) -> tuple[str, ...]:
-    """The parts of a question with several subjects, to be searched by themselves; none if it has only one."""
-    pieces = [piece.strip(" ?.,;") for piece in _JOINT.split(question)]
-    whole = [
-        piece
-        for piece in dict.fromkeys(pieces)
-        if not _PRONOUN.search(piece) and any(word.lower() not in STOP for word in WORD.findall(piece))
-    ]
-    return tuple(whole) if 1 < len(whole) <= _MAX_PARTS else ()
+    """The parts of a question with several subjects, to be searched by themselves; none if it has only one.
+
+    A part that points back ("and what does it do?", "and B differ in their size") is searched by the whole question.
+    """
+    pieces = dict.fromkeys(piece.strip(" ?.,;") for piece in _JOINT.split(question))
+    telling = [piece for piece in pieces if any(word.lower() not in STOP for word in WORD.findall(piece))]
+    whole = [piece for piece in telling if not _PRONOUN.search(piece)]
+    return tuple(whole) if 1 < len(telling) <= _MAX_PARTS else ()
 
 
 def points_back(text: str) -> bool:

@@ -344,10 +344,13 @@ class CollectionService:
 
     async def _reranker(self, definition: CollectionConfig, notes: list[str]) -> Chosen | None:
         try:
-            return await self.side_work.choose(definition.reranker, "rerank", definition.agreed)
+            chosen = await self.side_work.choose(definition.reranker, "rerank", definition.agreed)
         except NotAgreed as error:
             notes.append(str(error))
             return None
+        if chosen is None and definition.reranker not in ("", NONE):
+            notes.append(f"{definition.reranker} is not available, so the passages are not reranked")
+        return chosen
 
     async def _reranked(self, model: Chosen, question: str, hits: list[Passage]) -> list[Passage]:
         """The first hits that the reranker read in time, in its order."""

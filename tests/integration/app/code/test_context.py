@@ -45,11 +45,24 @@ def test_each_kind_of_mention_brings_its_piece(index, project):
         "symbol:src/low.c:2-2",
         "diff:Uncommitted changes:0-0",
         "symbol:src/core.go:3-3",
-        "file:src/web/app.ts:1-5",
+        "file:src/web/app.ts:1-4",
     ]
     assert "+  echo changed" in context.rendered()
     assert not context.left_out
     assert context.used_tokens == sum(by_words(item.rendered()) for item in context.items)
+
+
+@pytest.mark.parametrize(
+    ("data", "last", "text"),
+    [(b"a\nb\n", 2, "a\nb"), (b"a\nb", 2, "a\nb"), (b"a\r\nb\r\n", 2, "a\nb"), (b"a\n\n", 2, "a\n"), (b"", 1, "")],
+)
+def test_a_newline_at_the_end_begins_no_line(index, project, data, last, text):
+    (project / "two.txt").write_bytes(data)
+    index.refresh()
+    (item,) = assemble(index, "@two.txt", 500, by_words, search=False).items
+    assert (item.first, item.last, item.text) == (1, last, text)
+    (item,) = assemble(index, "@two.txt#1-9", 500, by_words, search=False).items
+    assert item.title == f"File two.txt, lines 1 to {last}"
 
 
 def test_what_is_not_there_or_may_not_be_read_is_said(index):

@@ -255,6 +255,72 @@ def test_an_answer_that_ends_too_early_changes_nothing(applied, form):
     assert (now, len(reported)) == ({"m.py": b"x\n"}, 1)
 
 
+DIFF = "--- a/m.py\n+++ b/m.py\n@@ -1,2 +1,2 @@\n def a():\n-    return 1\n+    return 10\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# A\n\n```python\nx = 1\n```\n\nend\n",
+        f"# Patch\n\n```diff\n{DIFF}```\n\nend\n",
+        f"# Blocks\n\n```\n{block('m.py', '    return 1', '    return 10')}```\n",
+    ],
+)
+def test_fences_in_a_markdown_file_are_its_text(applied, text):
+    answer = f"New file `docs/a.md`:\n\n````markdown\n{text}````\n"
+    assert applied(answer, {"m.py": PY}) == ({"m.py": PY, "docs/a.md": text.encode()}, set(), [])
+
+
+def test_a_fence_with_a_language_is_closed_inside_a_fence_of_its_length(applied):
+    text = f"# A\n\n```diff\n{DIFF}```\n\nend\n"
+    edit = block("m.py", "    return 2\n", "    return 20\n")
+    answer = f"docs/a.md\n```markdown\n{text}```\n\n{edit}"
+    now, _, reported = applied(answer, {"m.py": PY})
+    assert (now["docs/a.md"], now["m.py"], reported) == (text.encode(), PY.replace(b"2", b"20"), [])
+
+
+@pytest.mark.parametrize("name", ["docs/a.md", "README.MD"])
+def test_a_markdown_file_whose_end_is_not_certain_is_not_written(applied, name):
+    answer = f"{name}\n```markdown\n# A\n\n```\nx\n```\n\nend\n```\n"
+    now, _, reported = applied(answer, {"m.py": PY})
+    assert (now, len(reported)) == ({"m.py": PY}, 1)
+    assert "end is not certain" in reported[0]
+
+
+def test_an_indented_fence_is_part_of_the_code_around_it(applied):
+    text = 'def a():\n    """Shows:\n\n    ```\n    a()\n    ```\n    """\n'
+    now, _, reported = applied(f"n.py\n```python\n{text}```\n", {"m.py": PY})
+    assert (now, reported) == ({"m.py": PY, "n.py": text.encode()}, [])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "1. Change it:\n\n" + "".join(f"   {line}\n" for line in DIFF.splitlines()),
+        "".join(f"> {line}\n" for line in DIFF.splitlines()),
+        "".join(f"> {line}\n" for line in ONE.splitlines()),
+        '{"name": "edit", "arguments": {"path": "m.py", "old_string": "return 1", "new_string": "return 10"}}\n',
+        '{\n "path": "m.py",\n "old_str": "return 1",\n "new_str": "return 10"\n}\n',
+        '{"name": "apply_patch", "arguments": {"input": "*** Begin Patch\\n*** Update File: m.py"}}\n',
+        "cat > n.py <<'EOF'\nx = 1\nEOF\n",
+        "```ed\n2c\n    return 10\n.\nw m.py\n```\n",
+    ],
+)
+def test_an_edit_that_is_shifted_or_a_call_is_reported(applied, answer):
+    now, _, reported = applied(answer, {"m.py": PY})
+    assert (now, len(reported)) == ({"m.py": PY}, 1)
+
+
+def test_a_byte_order_mark_before_the_answer_is_no_text_of_it(applied):
+    assert applied("\ufeff" + DIFF, {"m.py": PY}) == ({"m.py": PY.replace(b"1", b"10")}, set(), [])
+
+
+def test_a_file_is_made_changed_and_moved_by_one_answer(applied):
+    answer = block("n.py", "", "x = 1\n") + block("n.py", "x = 1\n", "x = 2\n")
+    answer += "diff --git a/n.py b/o.py\nsimilarity index 100%\nrename from n.py\nrename to o.py\n"
+    assert applied(answer, {"m.py": PY}) == ({"m.py": PY, "o.py": b"x = 2\n"}, set(), [])
+
+
 def test_damaged_edits_of_real_files_never_break_one(tmp_path):
     rng = random.Random(7)
     changes = []

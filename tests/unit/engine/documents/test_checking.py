@@ -10,7 +10,7 @@ import pytest
 from engine.documents.citation_check import check, sentences, windows
 from engine.documents.query_terms import Stemmer
 
-SENTENCES = Path(__file__).parents[3] / "bench" / "documents" / "sentences.jsonl"
+SENTENCES = Path(__file__).parents[3] / "bench" / "documents"
 
 PASSAGES = [
     "The bridge at Tay was opened in 1878. It fell in a storm on 28 December 1879.",
@@ -67,10 +67,10 @@ def test_no_passages_carry_nothing():
     assert [v.carried for v in check(sentences("The bridge at Tay opened."), [], stems)] == [False]
 
 
-def test_false_sentences_are_marked_and_true_ones_are_not():
-    """By words alone; labelled before the check was written. With vectors: 55 of 60 and 4 of 60."""
+def counted(name):
+    """(found false sentences, all of them, alarms, all true sentences) of a labelled file, by words alone."""
     own = Stemmer(apsw.Connection(":memory:")).stems
-    rows = [msgspec.json.decode(line) for line in SENTENCES.read_bytes().splitlines()]
+    rows = [msgspec.json.decode(line) for line in (SENTENCES / name).read_bytes().splitlines()]
     found, alarms, all_false = 0, [], 0
     for place, row in enumerate(rows):
         given = windows([rows[(place + k) % len(rows)]["passage"] for k in range(6)])
@@ -78,8 +78,22 @@ def test_false_sentences_are_marked_and_true_ones_are_not():
             all_false += 1
             found += not all(v.carried for v in check(sentences(false["text"]), given, own))
         alarms += [t for t in row["true"] if not all(v.carried for v in check(sentences(t), given, own))]
-    assert (all_false, sum(len(row["true"]) for row in rows)) == (60, 60)
+    return found, all_false, alarms, sum(len(row["true"]) for row in rows)
+
+
+def test_false_sentences_are_marked_and_true_ones_are_not():
+    """Labelled before the check was written. With vectors: 55 of 60 and 4 of 60."""
+    found, all_false, alarms, all_true = counted("sentences.jsonl")
+    assert (all_false, all_true) == (60, 60)
     assert found >= 54
+    assert len(alarms) <= 4, alarms
+
+
+def test_numbers_units_dates_and_german_sentences_are_marked_likewise():
+    """Labelled later than the rules for the first file: values, units, dates, denials, exchanged words, German."""
+    found, all_false, alarms, all_true = counted("sentences_second.jsonl")
+    assert (all_false, all_true) == (50, 50)
+    assert found >= 46
     assert len(alarms) <= 4, alarms
 
 
@@ -96,6 +110,22 @@ def test_false_sentences_are_marked_and_true_ones_are_not():
         ("pump.speed defaults to 10. pump.delay defaults to 20.", "pump.speed defaults to 20.", "apart"),
         ("The seller owes the buyer a deposit.", "The buyer owes the seller a deposit.", "order"),
         ("The seller pays the buyer.", "The buyer is paid by the seller.", ""),
+        ("Never start the pump without oil.", "The pump must never start without oil.", ""),
+        ("The pump starts without oil.", "The pump starts with oil.", "negation"),
+        ("It is no longer used for drinking water.", "It is not used for drinking water.", ""),
+        ("On 3 May 2021 the level at Bonn was 8 m.", "The level at Bonn was 8 m on 3 May 2021.", ""),
+        ("The pump has 1,250,000 cycles.", "The pump has 1250000 cycles.", ""),
+        ("Die Pumpe kostet 1.480,50 Euro im Jahr.", "Die Pumpe kostet 1480,50 Euro im Jahr.", ""),
+        (
+            "Der Kunde schaltet die Pumpe nach 7 Tagen ein.",
+            "Der Kunde schaltet die Pumpe nach sieben Tagen ein.",
+            "",
+        ),
+        (
+            "The bank sends the money in two days. The client pays the fee.",
+            "The client sends the money in two days.",
+            "apart",
+        ),
     ],
 )
 def test_words_that_say_something_else_are_doubtful(source, answer, doubt):
@@ -103,6 +133,34 @@ def test_words_that_say_something_else_are_doubtful(source, answer, doubt):
     (verdict,) = check(sentences(answer), windows([source]), own)
     assert (verdict.doubt, verdict.carried) == (doubt, not doubt)
     assert verdict.missing == ()
+
+
+@pytest.mark.parametrize(
+    ("source", "answer", "missing"),
+    [
+        (
+            "Sales rose to 15.1 million euros in Spain.",
+            "Sales rose to 15.1 billion euros in Spain.",
+            ("15.1 billion",),
+        ),
+        (
+            "Tickets are valid for 90 days after the sale.",
+            "Tickets are valid for 90 hours after the sale.",
+            ("90 hours",),
+        ),
+        (
+            "Tickets are valid for 90 s after the sale.",
+            "Tickets are valid for 90 days after the sale.",
+            ("90 days",),
+        ),
+        ("Der Vertrag beginnt am 1. März 2023.", "Der Vertrag beginnt am 1. Mai 2023.", ("Mai",)),
+        ("The tank holds 1,250,000 litres of water.", "The tank holds 12,500 litres of water.", ("12,500",)),
+    ],
+)
+def test_a_value_is_a_number_with_its_unit(source, answer, missing):
+    own = Stemmer(apsw.Connection(":memory:")).stems
+    (verdict,) = check(sentences(answer), windows([source]), own)
+    assert (verdict.carried, verdict.missing) == (False, missing)
 
 
 def test_a_number_of_another_sentence_does_not_support():
