@@ -128,8 +128,11 @@ def _message(message: EmailMessage, title: str, level: int) -> list[Block]:
     if heads:
         blocks.append(Block("text", "\n".join(heads)))
     body = _body(message)
-    if body is not None:
-        blocks += _text_blocks(body)
+    if body is not None and _bytes(body).strip():
+        try:
+            blocks += _text_blocks(body)
+        except BadDocument as error:  # headers and attachments are still of use
+            blocks.append(Block("text", f"The text of this mail is not read: {error}"))
     return blocks
 
 

@@ -142,6 +142,19 @@ def test_one_damaged_part_leaves_the_others_readable(reader, tmp_path, monkeypat
     ],
     ids=["addresses", "brackets", "unknown", "no text", "zero"],
 )
+@pytest.mark.parametrize("html", ["", "<!-- -->", "\0"])
+def test_a_mail_whose_html_is_empty_keeps_its_headers_and_attachments(tmp_path, html):
+    (tmp_path / "m.eml").write_bytes(
+        b'From: a@b.c\nSubject: Lyrics\nMIME-Version: 1.0\nContent-Type: multipart/mixed; boundary="B"\n\n'
+        b"--B\nContent-Type: text/html\n\n" + html.encode() + b"\n"
+        b'--B\nContent-Type: text/plain\nContent-Disposition: attachment; filename="s.txt"\n\nWrens sing.\n--B--\n'
+    )
+    [page] = mail.eml(tmp_path / "m.eml")
+    text = "\n".join(block.text for block in page.blocks)
+    assert "Subject: Lyrics" in text
+    assert "Wrens sing." in text
+
+
 def test_a_mail_is_read_whatever_its_headers_are(tmp_path, head):
     """A long list of addresses took a minute; an unknown encoding name hid the text."""
     path = tmp_path / "a.eml"
