@@ -70,7 +70,7 @@ _GROUP_SPACE: Final = re.compile(r"(?<=\d)['\u2019\u00a0\u2009\u202f](?=\d{3}(?!
 # Words after a number that change its value: the same number with another word of the row is another value.
 _UNIT_ROWS: Final = (
     "hundred thousand million billion trillion hundert tausend millionen milliarden billionen mio mrd",
-    "ns µs ms millisecond second sec minute min hour day week month year decade century millisekunde sekunde",
+    "ns µs ms s h millisecond second sec minute min hour day week month year decade century millisekunde sekunde",
     "bit byte kb mb gb tb kib mib gib tib kilobyte megabyte gigabyte terabyte",
     "µm mm cm dm m km millimetre centimetre metre kilometre millimeter centimeter meter kilometer inch mile",
     "mg g kg t milligram gram kilogram ton tonne gramm kilogramm pound ounce",

@@ -80,8 +80,8 @@ def test_files_are_read_in_the_allowed_folders_only(tmp_path):
     assert text.startswith("line 1\n")
     assert text.endswith("[600 more lines, from line 401 on]")
     assert files.call("read_file", {"path": str(root / "a.txt"), "first": 1000}).text == "line 1000"
-    (root / "b.txt").write_text("\n" * 401)
-    assert files.call("read_file", {"path": "b.txt"}).text.endswith("[1 more lines, from line 401 on]")
+    (root / "sub" / "b.txt").write_text("x\n" * 401)
+    assert files.call("read_file", {"path": "sub/b.txt"}).text.endswith("[1 more lines, from line 401 on]")
     outside = ("../secret.txt", str(tmp_path / "secret.txt"), "out", ".env", "sub/../../secret.txt", "~/x", "\0", 3)
     for path in (*outside, "missing.txt", "sub"):
         outcome = files.call("read_file", {"path": path})

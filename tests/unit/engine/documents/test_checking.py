@@ -112,7 +112,7 @@ def test_numbers_units_dates_and_german_sentences_are_marked_likewise():
         ("The seller pays the buyer.", "The buyer is paid by the seller.", ""),
         ("Never start the pump without oil.", "The pump must never start without oil.", ""),
         ("The pump starts without oil.", "The pump starts with oil.", "negation"),
-        ("It is no longer used for drinking water.", "It is not used for drinking water.", ""),
+        ("The lake is no longer used for drinking water.", "The lake is not used for drinking water.", ""),
         ("On 3 May 2021 the level at Bonn was 8 m.", "The level at Bonn was 8 m on 3 May 2021.", ""),
         ("The pump has 1,250,000 cycles.", "The pump has 1250000 cycles.", ""),
         ("Die Pumpe kostet 1.480,50 Euro im Jahr.", "Die Pumpe kostet 1480,50 Euro im Jahr.", ""),
