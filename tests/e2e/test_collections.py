@@ -373,7 +373,7 @@ def test_a_reranker_that_appears_in_the_library_orders_the_passages(client, town
 
 @pytest.mark.parametrize(("name", "reason"), [("no-rank", "could not rerank"), ("gone-rank", "is not available")])
 def test_a_reranker_that_cannot_work_is_said_and_the_search_goes_on(client, towns, tmp_path, name, reason):
-    model = write_bert(tmp_path / f"{name}.gguf", rank=name == "gone-rank")
+    model = write_bert(tmp_path / f"{name}.gguf", rank=name == "gone-rank", seed=47)
     assert client.post("/tessera/v1/models/import", json={"path": str(model)}).is_success
     wait_for(lambda: client.get(f"/tessera/v1/models/{name}").status_code == 200, 60, "the model")
     assert client.post(towns, json={"reranker": name}).status_code == 200
