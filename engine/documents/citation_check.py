@@ -421,12 +421,12 @@ def _next_to_others(source: str, numbers: Collection[str], stems: Callable[[str]
 
 
 def _alike(other: set[str], own: Sequence[set[str]]) -> bool:
-    """Return whether a clause is built like one of the others: half of their words are the same."""
+    """Return True if a clause is built like one of the others: half of their words are the same."""
     return any(2 * len(other & mine) >= min(len(other), len(mine)) - 1 and other & mine for mine in own)
 
 
 def _turned(text: str, source: str, stems: Callable[[str], list[str]]) -> bool:
-    """Return whether the words around a shared word are exchanged: "A needs B" from "B needs A"."""
+    """Return True if the words around a shared word are exchanged: "A needs B" from "B needs A"."""
     if bool(_BY.search(text)) != bool(_BY.search(source)):
         return False  # one of them may be in the passive voice
     places: dict[str, list[int]] = {}

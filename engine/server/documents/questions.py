@@ -63,7 +63,7 @@ _MAX_PARTS: Final = 4
 def parts_of(question: str) -> tuple[str, ...]:
     """The parts of a question with several subjects, to be searched by themselves; none if it has only one.
 
-    A part that points back ("and what does it do?", "and B differ in their size") is searched by the whole question.
+    A part that points back ("and what does it do?", "and B differ in size") is searched with the whole question.
     """
     pieces = dict.fromkeys(piece.strip(" ?.,;") for piece in _JOINT.split(question))
     telling = [piece for piece in pieces if any(word.lower() not in STOP for word in WORD.findall(piece))]
