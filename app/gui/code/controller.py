@@ -240,14 +240,10 @@ class CodeController(QObject):
         self._services.background.run(save, lambda _: self.refresh_history(), self.failed.emit, self)
 
     def read(self, path: str) -> str:
-        """The text of a project file. Worker thread only.
-
-        Raises: PathRefused, FileMissing, NotText.
-        """
-        project = self._project
+        """The text of a project file. Worker thread only. Raises: PathRefused, FileMissing, NotText."""
+        project, reviews = self._project, self._reviews
         if project is None:
             raise FileMissing(path)
-        reviews = self._reviews
         try:
             return project.workspace.read(path).text
         except FileMissing:
@@ -302,8 +298,7 @@ class CodeController(QObject):
         self._assembling = self._run(work, self._send)
 
     def _send(self, context: Context) -> None:
-        self._assembling = None
-        talk = self._talk
+        talk, self._assembling = self._talk, None
         if talk is None:
             return
         self.context = context
