@@ -303,13 +303,13 @@ def _other_units(text: str, window: str) -> list[str]:
 
 def _units(text: str) -> list[tuple[str, str, str]]:
     """Numbers, the units after them, and the units as the text has them."""
-    found = []
+    units = []
     for match in _AFTER_NUMBER.finditer(text):
         word = match.group(2).lower()
         unit = next((form for form in (word, word.removesuffix("s"), word.removesuffix("n")) if form in _UNITS), "")
         if unit:
-            found.append((match.group(1).rstrip(".,"), unit, match.group(2)))
-    return found
+            units.append((match.group(1).rstrip(".,"), unit, match.group(2)))
+    return units
 
 
 def _doubt(text: str, window: Window, stems: Callable[[str], list[str]]) -> "Doubt":

@@ -391,8 +391,7 @@ class CodeController(QObject):
         """Accept pending edits of one file: write those of the answer, keep those of the agent."""
         if self._reviews is not None:
             self.apply(self._reviews.proposal, self._reviews.still_pending(hunks))
-        written = [hunk for hunk in hunks if hunk.is_written]
-        if written:
+        if written := [hunk for hunk in hunks if hunk.is_written]:
             self._decide(lambda reviews: reviews.keep(written), lambda _: None)
 
     def reject(self, hunks: Sequence[InlineHunk]) -> None:
