@@ -190,6 +190,7 @@ class Routes(ChatRoutes, JobRoutes):
     make_collection = Route[[CollectionRequest], Collection]("post", "/collections", Collection)
     change_collection = Route[[str, CollectionChange], Collection]("post", "/collections/{}", Collection)
     remove_collection = Route[[str], CollectionRemoved]("delete", "/collections/{}", CollectionRemoved)
+    restore_collection = Route[[str], Collection]("post", "/collections/{}/restore", Collection)
     refresh_collection = Route[[str], Collection]("post", "/collections/{}/refresh", Collection)
     search_collection = Route[[str, SearchRequest], SearchAnswer]("post", "/collections/{}/search", SearchAnswer)
 

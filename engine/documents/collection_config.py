@@ -1,6 +1,9 @@
 """Names and sources of collections. This is the only part that cannot be rebuilt from the files."""
 
+import contextlib
 import secrets
+import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +24,9 @@ MAX_NAME: Final = 120
 # Vector stores are collections, too. Each change rewrites the whole list.
 MAX_COLLECTIONS: Final = 5000
 MAX_OF_A_KEY: Final = 1000
+# A removed collection can be restored for this long, while the process runs that removed it.
+KEPT_REMOVED_S: Final = 600.0
+_REMOVED: Final = ".removed"  # ends the name of its folder
 
 
 class CollectionConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +102,14 @@ class Definitions:
             self._store.put((*every, config))
             return config
 
+    def restore(self, config: CollectionConfig) -> None:
+        """Put a removed configuration back. Raises: InputFault: its name was taken meanwhile."""
+        with self._store.locked():
+            every = self.all()
+            if config.is_named and any(d.is_named and d.name.casefold() == config.name.casefold() for d in every):
+                raise InputFault(because("collection_there", name=config.name), "name")
+            self._store.put((*every, config))
+
     def change(self, key: str, change: Callable[[CollectionConfig], CollectionConfig]) -> CollectionConfig:
         """Replace a configuration. Raises: NoCollection."""
         with self._store.locked():
@@ -110,3 +124,42 @@ class Definitions:
             old = self.get(key)
             self._store.put(tuple(d for d in self.all() if d.id != old.id))
             return old
+
+
+class RemovedCollections:
+    """Collections that were just removed, with their indexes. Thread-safe. Forgotten when the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` has the folders of all indexes."""
+        self._folder = folder
+        self._removed: dict[str, tuple[CollectionConfig, float]] = {}  # by id, with the time of removal
+        self._lock = threading.Lock()
+
+    def keep(self, config: CollectionConfig) -> None:
+        """Put the closed index of a removed collection aside."""
+        with self._lock, contextlib.suppress(OSError):  # without its index, its files are read again
+            self._removed[config.id] = (config, time.monotonic())
+            (self._folder / config.id).rename(self._folder / f"{config.id}{_REMOVED}")
+
+    def restore(self, key: str, definitions: Definitions) -> None:
+        """Put a collection and its index back. Raises: NoCollection, InputFault: its name was taken meanwhile."""
+        with self._lock:
+            if key not in self._removed:
+                raise NoCollection(key)
+            definitions.restore(self._removed[key][0])
+            del self._removed[key]
+            with contextlib.suppress(OSError):
+                (self._folder / f"{key}{_REMOVED}").rename(self._folder / key)
+
+    def delete_old(self, older_s: float | None = None) -> None:
+        """Delete what was removed before `KEPT_REMOVED_S`, or before this time."""
+        limit_s = KEPT_REMOVED_S if older_s is None else older_s
+        with self._lock:
+            for key in [key for key, (_, at) in self._removed.items() if time.monotonic() - at >= limit_s]:
+                del self._removed[key]
+                shutil.rmtree(self._folder / f"{key}{_REMOVED}", ignore_errors=True)
+
+    def delete_left(self) -> None:
+        """Delete the indexes that a process put aside and did not delete before it was killed."""
+        for folder in self._folder.glob(f"*{_REMOVED}"):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -17,13 +17,13 @@ from filelock import FileLock, Timeout
 
 from engine.core.errors import exhausted
 from engine.core.paths import Paths
-from engine.documents.collection_config import NAMED, CollectionConfig, Definitions
+from engine.documents.collection_config import NAMED, CollectionConfig, Definitions, RemovedCollections
 from engine.documents.file_types import size_limit
 from engine.documents.reader_process import Reader, ocr_installed
 from engine.documents.store import READING, Store
 from engine.documents.types import NEEDS_OCR, OCR_MISSING
 from engine.documents.vectors import Vectors, packed
-from engine.documents.walk import ScannedFile, Walk, is_below, is_wanted
+from engine.documents.walk import Follower, ScannedFile, Walk, is_below, is_wanted
 from engine.message_catalog.reasons import Reason, because
 
 # Updates a collection's index to match the disk: new, changed, unfinished and deleted files.
@@ -141,67 +141,6 @@ def read_file(
     return "done"
 
 
-# Changes that arrive together are reported together: a program that saves a file writes several times.
-_GATHER_MS: Final = 300
-_STEP_MS: Final = 50
-_WAKE_MS: Final = 1000
-
-
-class Follower:
-    """Watches the sources in a thread; calls `changed` with changed paths. `problem` says why it cannot watch."""
-
-    def __init__(self, changed: Callable[[set[str]], None]) -> None:
-        self._changed = changed
-        self._sources: tuple[str, ...] = ()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._turn = threading.RLock()  # `stop` may come while `follow` starts the thread
-        self.problem: Reason | None = None
-
-    def follow(self, sources: Sequence[str]) -> None:
-        """Watch these sources from now on. Missing sources are ignored until the next call."""
-        existing = tuple(sorted({source for source in sources if Path(source).exists()}))
-        with self._turn:
-            if existing == self._sources:
-                return
-            self.stop()
-            self._sources = existing
-            if existing:
-                self._stop = threading.Event()
-                self._thread = threading.Thread(
-                    target=self._run, args=(existing, self._stop), name="documents-follow", daemon=True
-                )
-                self._thread.start()
-
-    def _run(self, sources: tuple[str, ...], stop: threading.Event) -> None:
-        from watchfiles import watch
-
-        self.problem = None
-        try:
-            for changes in watch(
-                *sources,
-                watch_filter=None,
-                debounce=_GATHER_MS,
-                step=_STEP_MS,
-                rust_timeout=_WAKE_MS,
-                stop_event=stop,
-                ignore_permission_denied=True,
-                raise_interrupt=False,
-            ):
-                self._changed({path for _, path in changes})
-        except (OSError, RuntimeError) as error:  # the system's limit of watches, or a deleted source
-            self.problem = because("looked_for_every_minute", why=str(error))
-            log.warning("documents are not followed: %s", error)
-            self._sources = ()
-
-    def stop(self) -> None:
-        with self._turn:
-            self._stop.set()
-            if self._thread is not None:
-                self._thread.join()
-            self._thread, self._sources = None, ()
-
-
 log = logging.getLogger(__name__)
 
 # Check interval if the system cannot report changes, and for sources on removable drives.
@@ -302,6 +241,7 @@ class Collections:
     def __init__(self, paths: Paths, embedding: Embedding | None = None) -> None:
         self.definitions = Definitions(paths.config / "collections.json")
         self.folder = paths.state / "collections"
+        self.removed = RemovedCollections(self.folder)
         self.embedding = embedding
         self._live: dict[str, OpenCollection] = {}
         self._lock = threading.RLock()
@@ -321,6 +261,7 @@ class Collections:
 
     def start(self) -> None:
         """Bring every collection up to date, and keep it so."""
+        self.removed.delete_left()
         if self.definitions.all():
             self._begin()
 
@@ -368,17 +309,29 @@ class Collections:
         live.embedding_problem, live.pending = None, True  # a changed configuration may allow embedding
         return live
 
-    def remove(self, key: str) -> CollectionConfig:
-        """Delete a collection and its index. The files stay. Raises: NoCollection."""
+    def remove(self, key: str, *, restorable: bool = False) -> CollectionConfig:
+        """Delete a collection and its index, or keep them to be restored for a time. The files stay.
+
+        Raises: NoCollection.
+        """
         removed = self.definitions.remove(key)
         with self._lock:
             live = self._live.pop(removed.id, None)
         if live is not None:
             with live.store.lock:
                 live.close()
-        shutil.rmtree(self.folder / removed.id, ignore_errors=True)
+        if restorable:
+            self.removed.keep(removed)
+        else:
+            shutil.rmtree(self.folder / removed.id, ignore_errors=True)
         self._follow()
         return removed
+
+    def restore(self, key: str) -> OpenCollection:
+        """Bring a removed collection back, by its id. Raises: NoCollection, InputFault: its name was taken."""
+        self.removed.restore(key, self.definitions)
+        self.refresh(key)
+        return self.live(key)
 
     def refresh(self, key: str) -> None:
         """Check a collection's files now."""
@@ -405,6 +358,7 @@ class Collections:
             for live in self._live.values():
                 live.close()
             self._live.clear()
+        self.removed.delete_old(0.0)
 
     # ------------------------------------------------------------------ work
 
@@ -440,6 +394,7 @@ class Collections:
             if passed and not self._stop.is_set():
                 self._get_ready(passed)
             self._rest_idle()
+            self.removed.delete_old()
             with self._wake:
                 if not self._dirty and not self._stop.is_set():
                     self._wake.wait(_IDLE_S)

@@ -1,8 +1,10 @@
-"""Lists the current files of a collection's sources."""
+"""Lists the current files of a collection's sources, and notices their changes."""
 
+import logging
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -12,6 +14,9 @@ from pathspec import GitIgnoreSpec
 from devices.disk_speed import drive_is_here
 from engine.core.sendable import sendable
 from engine.documents.file_types import SKIPPED_FOLDERS, kind_of
+from engine.message_catalog.reasons import Reason, because
+
+log = logging.getLogger(__name__)
 
 # Far more files than users have documents; limits the damage of a mistaken "/".
 MAX_FILES = 500_000
@@ -200,3 +205,64 @@ def is_wanted(path: str, source: str) -> bool:
     if any(name.lower() in SKIPPED_FOLDERS for name in relative.parts[:-1]):
         return False
     return not IgnoreRules.at_root(Path(source), strict=True).ignores(Path(source), relative.as_posix())
+
+
+# Changes that arrive together are reported together: a program that saves a file writes several times.
+_GATHER_MS: Final = 300
+_STEP_MS: Final = 50
+_WAKE_MS: Final = 1000
+
+
+class Follower:
+    """Watches the sources in a thread; calls `changed` with changed paths. `problem` says why it cannot watch."""
+
+    def __init__(self, changed: Callable[[set[str]], None]) -> None:
+        self._changed = changed
+        self._sources: tuple[str, ...] = ()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._turn = threading.RLock()  # `stop` may come while `follow` starts the thread
+        self.problem: Reason | None = None
+
+    def follow(self, sources: Sequence[str]) -> None:
+        """Watch these sources from now on. Missing sources are ignored until the next call."""
+        existing = tuple(sorted({source for source in sources if Path(source).exists()}))
+        with self._turn:
+            if existing == self._sources:
+                return
+            self.stop()
+            self._sources = existing
+            if existing:
+                self._stop = threading.Event()
+                self._thread = threading.Thread(
+                    target=self._run, args=(existing, self._stop), name="documents-follow", daemon=True
+                )
+                self._thread.start()
+
+    def _run(self, sources: tuple[str, ...], stop: threading.Event) -> None:
+        from watchfiles import watch
+
+        self.problem = None
+        try:
+            for changes in watch(
+                *sources,
+                watch_filter=None,
+                debounce=_GATHER_MS,
+                step=_STEP_MS,
+                rust_timeout=_WAKE_MS,
+                stop_event=stop,
+                ignore_permission_denied=True,
+                raise_interrupt=False,
+            ):
+                self._changed({path for _, path in changes})
+        except (OSError, RuntimeError) as error:  # the system's limit of watches, or a deleted source
+            self.problem = because("looked_for_every_minute", why=str(error))
+            log.warning("documents are not followed: %s", error)
+            self._sources = ()
+
+    def stop(self) -> None:
+        with self._turn:
+            self._stop.set()
+            if self._thread is not None:
+                self._thread.join()
+            self._thread, self._sources = None, ()

@@ -93,6 +93,17 @@ class DocumentsPage(Page):
     def _change(self, act: Callable[[], object]) -> None:
         self._services.ask(self.banner, act, lambda _: self.refresh())
 
+    def _remove(self, key: str, name: str) -> None:
+        """Remove a collection, and offer to bring it back."""
+        api = self._services.api
+
+        def removed(_: object) -> None:
+            undo = (self.tr("Undo"), lambda: self._change(partial(api.restore_collection, key)))
+            self.banner.notify(self.tr("{name} was removed. Its files stay.").format(name=name), "info", undo)
+            self.refresh()
+
+        self._services.ask(self.banner, partial(api.remove_collection, key), removed)
+
     def _state_now(self) -> _State:
         collections = self._services.api.collections()
         rows = self._services.api.chat_models() if any(map(_may_be_ordered, collections)) else ()
@@ -139,9 +150,7 @@ class DocumentsPage(Page):
 
     def _card(self, item: Collection) -> QFrame:
         read = self._services.api.refresh_collection
-        remove = button(
-            self.tr("Remove"), lambda: self._change(partial(self._services.api.remove_collection, item.id))
-        )
+        remove = button(self.tr("Remove"), partial(self._remove, item.id, item.name))
         remove.setAccessibleName(self.tr("Remove {name}").format(name=item.name))
         again = button(self.tr("Read again"), lambda: self._change(partial(read, item.id)))
         again.setAccessibleName(self.tr("Read {name} again").format(name=item.name))

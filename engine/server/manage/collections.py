@@ -87,10 +87,17 @@ async def change_collection(request: Request, collection: str, body: CollectionC
 
 @router.delete("/{collection}")
 async def remove_collection(request: Request, collection: str) -> Removed:
-    """Delete a collection and its index; the source files are not deleted."""
+    """Delete a collection; its source files stay. Its index can be restored for ten minutes."""
     service = await server_state(request).collection_service()
-    removed = await asyncio.to_thread(service.collections.remove, collection)
+    removed = await asyncio.to_thread(lambda: service.collections.remove(collection, restorable=True))
     return Removed(id=removed.id, name=removed.name)
+
+
+@router.post("/{collection}/restore")
+async def restore_collection(request: Request, collection: str) -> Collection:
+    """Bring back a collection that was removed within the last ten minutes, by its id."""
+    service = await server_state(request).collection_service()
+    return await asyncio.to_thread(lambda: service.shown(service.collections.restore(collection)))
 
 
 @router.post("/{collection}/refresh")

@@ -110,6 +110,10 @@ def test_a_folder_of_documents_is_read_asked_in_a_chat_and_forgotten(walk, tmp_p
     walk.go("Documents")
     walk.click("Remove Lights", DOCUMENTS)
     walk.until(f"{DOCUMENTS}.empty.isVisible()")
+    walk.click("Undo", f"{DOCUMENTS}.banner")
+    walk.until(f"'1 document, 1 page' in says({DOCUMENTS})")
+    walk.click("Remove Lights", DOCUMENTS)
+    walk.until(f"{DOCUMENTS}.empty.isVisible()")
     assert (folder / "skerry.md").exists(), "files stay where they are"
 
 

@@ -14,7 +14,7 @@ import pytest
 from devices import disk_speed
 from engine.core.errors import InputFault
 from engine.core.paths import user_paths
-from engine.documents import registry, search, walk
+from engine.documents import collection_config, registry, search, walk
 from engine.documents.errors import NoCollection
 from engine.documents.registry import Collections
 from engine.documents.types import NEEDS_OCR
@@ -187,6 +187,43 @@ def test_removing_forgets_the_index_and_keeps_the_files(collections, folder):
     assert not place.exists()
     assert len(list(folder.iterdir())) == 4
     assert collections.all() == []
+
+
+def test_a_removed_collection_comes_back_as_it_was(collections, folder, monkeypatch):
+    live = settled(collections.add("sea", sources=(str(folder),), ocr=True))
+    before = live.store.indexed_files()
+    key = collections.remove("sea", restorable=True).id
+    assert collections.all() == []
+    back = collections.restore(key)
+    assert (back.definition, back.store.indexed_files()) == (live.definition, before), "nothing is read again"
+    collections.remove(key, restorable=True)
+    settled(collections.add("Sea", sources=(str(folder),)))
+    with pytest.raises(InputFault, match="sea"):
+        collections.restore(key)
+    collections.remove("Sea")
+    assert collections.restore(key).definition == live.definition, "the refusal lost nothing"
+    collections.remove(key, restorable=True)
+    monkeypatch.setattr(collection_config, "KEPT_REMOVED_S", 0.0)
+    wait_for(lambda: not [f for f in live.folder.parent.iterdir() if f.name.startswith(key)], 60, "its end")
+    with pytest.raises(NoCollection):
+        collections.restore(key)
+
+
+def test_an_index_that_outlived_its_removal_goes_with_the_next_start(tessera_home, folder):
+    first = Collections(user_paths())
+    kept = settled(first.add("sea", sources=(str(folder),))).folder
+    lost = settled(first.add("more sea", sources=(str(folder),))).folder.with_suffix(".removed")
+    first.remove("more sea", restorable=True)
+    copy = shutil.copytree(lost, lost.with_suffix(".copy"))
+    first.close()
+    assert not lost.exists()
+    copy.rename(lost)  # as a process leaves it that was killed within the ten minutes
+    second = Collections(user_paths())
+    try:
+        second.start()
+        assert (kept.exists(), lost.exists()) == (True, False)
+    finally:
+        second.close()
 
 
 def test_a_damaged_index_is_made_again(tessera_home, folder):
