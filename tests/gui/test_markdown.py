@@ -11,7 +11,15 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PySide6.QtCore import QPoint, QStandardPaths, Qt, QUrl
-from PySide6.QtGui import QDesktopServices, QFont, QGuiApplication, QImage, QTextCursor, QTextDocument
+from PySide6.QtGui import (
+    QDesktopServices,
+    QFont,
+    QGuiApplication,
+    QImage,
+    QTextCursor,
+    QTextDocument,
+    QTextListFormat,
+)
 from PySide6.QtWidgets import QFileDialog, QMessageBox, QToolButton
 
 from app.gui.markdown.code_actions import Picture, UnwrappedCode, ending, preview_page
@@ -236,9 +244,23 @@ def test_task_lists_have_boxes_and_columns_their_alignment(view):
     lines = view.toPlainText().split("\n")
     assert lines[:3] == ["□ open", "✓ done", "[y] neither"]
     blocks = [view.document().findBlockByNumber(n) for n in range(view.document().blockCount())]
+    styles = {block.text(): block.textList().format().style() for block in blocks if block.textList()}
+    assert styles["□ open"] == styles["✓ done"] == QTextListFormat.Style.ListStyleUndefined, "the box is the bullet"
+    assert styles["[y] neither"] == QTextListFormat.Style.ListDisc
     found = {block.text(): block.blockFormat().alignment() for block in blocks}
     assert found["1"] == found["a"] == Qt.AlignmentFlag.AlignHCenter
     assert found["22"] == found["b"] == Qt.AlignmentFlag.AlignRight
+
+
+def test_a_table_whose_head_says_nothing_has_no_empty_first_row(view):
+    view.set_markdown("| | |\n|-|-|\n| name | Skerry |\n| keeper | Berta |\n\n| a | b |\n|-|-|\n\n||\n|-|\n")
+    tables = [made for made in view.document().rootFrame().childFrames() if hasattr(made, "rows")]
+    cells = [
+        [made.cellAt(r, 0).firstCursorPosition().block().text() for r in range(made.rows())] for made in tables
+    ]
+    assert cells == [["name", "keeper"], ["a"], [""]]
+    bold = tables[0].cellAt(0, 0).firstCursorPosition().charFormat().fontWeight()
+    assert bold < QFont.Weight.DemiBold, "no row has become the head"
 
 
 def entries(menu):

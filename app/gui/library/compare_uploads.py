@@ -1,7 +1,7 @@
 """The expected loss of a repository's files and of other uploads of the same model, before a download."""
 
 from PySide6.QtCore import QCoreApplication, Signal
-from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QVBoxLayout
+from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QLabel, QVBoxLayout
 
 from app.gui import formatted
 from app.gui.app_context import AppContext
@@ -20,7 +20,10 @@ _ORIGINALS = frozenset({"F32", "F16", "BF16"})
 
 
 class CompareUploads(QFrame):
-    """Offers the comparison of one repository, and shows its result, smallest file first."""
+    """Offers the comparison of one repository, and shows the other uploads and the basis of the result.
+
+    The page shows the losses of the repository's own files, where it lists them.
+    """
 
     compared = Signal(object)  # UploadComparison
     pull_pressed = Signal(str, str)
@@ -84,11 +87,11 @@ class CompareUploads(QFrame):
             self.compared.emit(comparison)
 
     def show_result(self, comparison: UploadComparison) -> None:
-        """List the uploads with the known facts."""
+        """List the other uploads with the known facts."""
         clear(self._rows)
-        least = min((loss.kld for loss in comparison.uploads if loss.kld), default=0.0)
         for loss in comparison.uploads:
-            self._rows.addLayout(self._row(loss, least))
+            if loss.repo != self._repo:
+                self._rows.addLayout(self._row(loss, least_loss(comparison)))
         if comparison.tested_by:
             words = _tr("From samples of the weights, and the test of {name} in your library.")
             basis = words.format(name=comparison.tested_by)
@@ -105,18 +108,14 @@ class CompareUploads(QFrame):
         self._rows.addWidget(label(f"{basis} {sizes}", "small", wrap=True))
 
     def _row(self, loss: UploadLoss, least: float) -> QHBoxLayout:
-        """A file's row: name, known facts, loss as a multiple of the lowest one, and download."""
+        """A row of another upload's file: name, known facts, loss and download."""
         facts = [formatted.size(loss.size_bytes)]
         if loss.bits_per_weight:
             facts.append(_tr("{n} bits per weight").format(n=formatted.decimal(loss.bits_per_weight, 2)))
         facts.append(loss_words(loss))
         head = Flow(spacing=8)
-        head.add(label(loss.label if loss.repo == self._repo else loss.name, "strong", wrap=True))
-        if loss.kld and least:  # all files share the model's factor, so this ratio is the most reliable figure
-            times = loss.kld / least
-            words = _tr("{n} times the least loss") if times > 1 else _tr("Least loss")
-            chip = label(words.format(n=formatted.decimal(times, 0 if times >= _WHOLE else 1)), "chip")
-            set_kind(chip, "chip" if times > 1 else "chip-ok")
+        head.add(label(loss.name, "strong", wrap=True))
+        if chip := multiple_chip(loss, least):
             head.add(chip)
         get = button(_tr("Download"), lambda: self.pull_pressed.emit(loss.repo, loss.label))
         get.setAccessibleName(_tr("Download {name}").format(name=loss.name))
@@ -130,6 +129,22 @@ class CompareUploads(QFrame):
 def quantized_options(plan: RepoPlan) -> list[Option]:
     """The options that can be compared by loss."""
     return [o for o in plan.options if o.choice.format == "gguf" and o.choice.label.upper() not in _ORIGINALS]
+
+
+def least_loss(comparison: UploadComparison) -> float:
+    """The least expected loss above 0 of all compared files, or 0."""
+    return min((loss.kld for loss in comparison.uploads if loss.kld), default=0.0)
+
+
+def multiple_chip(loss: UploadLoss, least: float) -> QLabel | None:
+    """The loss as a multiple of the lowest one: all files share the model's factor, so it is the most reliable figure."""
+    if not loss.kld or not least:
+        return None
+    times = loss.kld / least
+    words = _tr("{n} times the least loss") if times > 1 else _tr("Least loss")
+    chip = label(words.format(n=formatted.decimal(times, 0 if times >= _WHOLE else 1)), "chip")
+    set_kind(chip, "chip" if times > 1 else "chip-ok")
+    return chip
 
 
 def loss_words(loss: UploadLoss) -> str:

@@ -10,7 +10,13 @@ from PySide6.QtWidgets import QCheckBox, QFrame, QVBoxLayout, QWidget
 from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.jobs import Jobs
-from app.gui.library.compare_uploads import CompareUploads, quantized_options
+from app.gui.library.compare_uploads import (
+    CompareUploads,
+    least_loss,
+    loss_words,
+    multiple_chip,
+    quantized_options,
+)
 from app.gui.library.model_card import ability_words
 from app.gui.library.recommended import (
     ListDate,
@@ -22,10 +28,10 @@ from app.gui.library.recommended import (
     want_words,
 )
 from app.gui.reasons import error_message, translated
-from app.gui.widgets.basics import Banner, button, card, clear, label, row, search_field, stack
+from app.gui.widgets.basics import Banner, button, card, clear, label, row, search_field, stack, when_released
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import ComboBox
-from engine.api.hub import Option, RepoHit, RepoPlan, SearchResults, Starters, UploadComparison
+from engine.api.hub import Option, RepoHit, RepoPlan, SearchResults, Starters, UploadComparison, UploadLoss
 from engine.api.jobs import Job
 from engine.api.measuring import BenchRequest
 from engine.api.quantizing import QuantizeOptions
@@ -239,41 +245,47 @@ class HubTab(QWidget):
             self.results.addWidget(card(line))
         if quantized_options(plan):
             self.results.addWidget(self._compare_card(plan))
+        comparison = self._compared.get(repo)
+        losses = {loss.label: loss for loss in comparison.uploads if loss.repo == repo} if comparison else {}
+        least = least_loss(comparison) if comparison else 0.0
         for option in options:
-            self.results.addWidget(self._option_card(repo, option))
+            self.results.addWidget(self._option_card(repo, option, losses.get(option.choice.label), least))
         if plan.build_from:
             fit = FitFromHub(plan)
             fit.pressed.connect(self.fit_pressed)
             self.results.insertWidget(_BELOW_ABOUT, fit)
 
     def _compare_card(self, plan: RepoPlan) -> CompareUploads:
-        """The offer to compare the files by loss, with the result if there is one."""
+        """The offer to compare the files by loss. A result is shown there and on the cards of the files."""
         compare = CompareUploads(self._services, self._jobs, self.banner, plan)
         compare.pull_pressed.connect(self.pull_pressed)
         repo = plan.repository.repo
 
         def keep(comparison: UploadComparison) -> None:
             self._compared[repo] = comparison
+            when_released(self, lambda: self._show_plan(plan) if compare.isVisible() else None)
 
         compare.compared.connect(keep)
         if repo in self._compared:
             compare.show_result(self._compared[repo])
         return compare
 
-    def _option_card(self, repo: str, option: Option) -> QFrame:
+    def _option_card(self, repo: str, option: Option, loss: UploadLoss | None, least: float) -> QFrame:
+        """A file. `loss`: what a comparison found, `least`: the least loss in it."""
         choice, verdict = option.choice, option.verdict
-        title = label(choice.label, "strong")
-        line = row(title, spacing=8)
+        line = Flow(spacing=8)
+        line.add(label(choice.label, "strong"))
         if option.best:
-            line.addWidget(label(self.tr("Best for this computer"), "chip-ok"))
+            line.add(label(self.tr("Best for this computer"), "chip-ok"))
         if option.problem:
-            line.addWidget(label(option.problem, "chip-bad"))
+            line.add(label(option.problem, "chip-bad"))
         elif verdict:
             fits = verdict.fits
-            line.addWidget(
+            line.add(
                 label(self.tr("Fits") if fits else self.tr("Does not fit"), "chip-ok" if fits else "chip-warn")
             )
-        line.addStretch(1)
+        if loss is not None and (chip := multiple_chip(loss, least)):
+            line.add(chip)
         facts = [formatted.size(option.size_bytes)]
         if option.bits_per_weight:
             facts.append(self.tr("{n} bits per weight").format(n=formatted.decimal(option.bits_per_weight, 2)))
@@ -285,12 +297,14 @@ class HubTab(QWidget):
             )
         if verdict and verdict.decode_tok_s:
             facts.append(speed_words(verdict.decode_tok_s, verdict.measured_on))
+        if loss is not None:
+            facts.append(loss_words(loss))
         get = button(
             self.tr("Download"),
             self._puller(repo, choice.label),
             "primary" if option.best else "",
         )
-        text = stack(line, label(" · ".join(facts), "small"), spacing=4)
+        text = stack(line, label(" · ".join(facts), "small", wrap=True), spacing=4)
         holder = row(spacing=16)
         holder.addLayout(text, 1)
         if verdict and verdict.fits and not verdict.measured_on:

@@ -9,10 +9,10 @@ from PySide6.QtWidgets import QCheckBox, QDialog, QGridLayout, QSlider, QSpinBox
 
 from app.gui import formatted
 from app.gui.app_context import AppContext
-from app.gui.devices.facts import PARTS, tr
+from app.gui.devices.facts import part_shares
 from app.gui.reasons import error_message, translated
 from app.gui.widgets.basics import Banner, button, framed, holding, label, row, rule, stack
-from app.gui.widgets.memory_bar import MemoryUse, Share
+from app.gui.widgets.memory_bar import MemoryUse
 from app.gui.widgets.popups import ComboBox
 from engine.api.machine import PlacementAnswer
 from engine.api.models import LoadOptions, ModelLoadSettings
@@ -215,9 +215,7 @@ class LoadDialog(QDialog):
             self._context_words.setText(self.tr("{n} tokens").format(n=formatted.whole(placed.settings.n_ctx)))
         if placed.need is not None:
             free = sum((fit.available_bytes if fit else {}).values()) or placed.need.total_bytes
-            shares = [
-                Share(part.name, tr(PARTS.get(part.name, part.name)), part.num_bytes) for part in placed.need.parts
-            ]
+            shares = part_shares((part.name, part.num_bytes) for part in placed.need.parts)
             self.memory.show_shares(shares, max(free, placed.need.total_bytes))
         parts = [self.tr("Runs on {device}").format(device=placed.device_name or placed.device)]
         if placed.decode_tok_s:

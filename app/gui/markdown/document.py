@@ -20,6 +20,7 @@ from app.gui.markdown.formats import CELLS, CODE, INDENT_UNITS, TABLE, Formats
 from app.gui.markdown.formula_object import OBJECT_LETTER, FormulaObjects
 from app.gui.markdown.highlight import fresh_start, spans, warm_up_lexers
 from app.gui.markdown.parse import (
+    BOXES,
     Block,
     References,
     blocks,
@@ -428,6 +429,7 @@ class BlockWriter:
         if item is None:
             self.begin(block, text)
             return
+        self._formats.hang(block, item.box)
         if item.num_items % _LARGEST_LIST == 0:
             item.made = None
         self.begin(block, text, item.made)
@@ -438,7 +440,8 @@ class BlockWriter:
                 list_format.setStyle(QTextListFormat.Style.ListDecimal)
                 list_format.setStart(int(item.token.attrGet("start") or 1) + item.num_items)
             else:
-                list_format.setStyle(_BULLETS[min(depth, len(_BULLETS)) - 1])
+                bullet = _BULLETS[min(depth, len(_BULLETS)) - 1]
+                list_format.setStyle(QTextListFormat.Style.ListStyleUndefined if item.box else bullet)
             item.made = self.cursor.createList(list_format)
         item.num_items += 1
 
@@ -510,6 +513,7 @@ class BlockWriter:
         self.cursor.insertText(OBJECT_LETTER, shape)
 
     def _write_table(self, tokens: "Sequence[Token]", nesting: "_Nesting") -> None:
+        """Write a table. A head without a word, which Markdown demands even of a plain grid, is not drawn."""
         rows: list[list[tuple[str, Token]]] = []
         alignment = ""
         for token in tokens:
@@ -530,14 +534,17 @@ class BlockWriter:
         table_format.setColumnWidthConstraints([QTextLength(QTextLength.Type.VariableLength, 0)] * columns)
         for kind, source in zip((TABLE, CELLS), table_source(rows), strict=True):
             table_format.setProperty(kind, source)
-        table: QTextTable = self.cursor.insertTable(len(rows), columns, table_format)
-        for r, row in enumerate(rows):
+        has_head = len(rows) == 1 or any(cell.content.strip() for _, cell in rows[0])
+        shown = rows if has_head else rows[1:]
+        table: QTextTable = self.cursor.insertTable(len(shown), columns, table_format)
+        for r, row in enumerate(shown):
             for c, (alignment, cell) in enumerate(row):
                 self.cursor = table.cellAt(r, c).firstCursorPosition()
                 block = QTextBlockFormat()
                 block.setAlignment(_ALIGNMENTS.get(alignment, Qt.AlignmentFlag.AlignLeft))
                 self.cursor.mergeBlockFormat(block)
-                base = self._formats.text if r else self._formats.emphasis(self._formats.text, "strong")
+                is_head = has_head and not r
+                base = self._formats.emphasis(self._formats.text, "strong") if is_head else self._formats.text
                 self.write_inline(cell.children or [], base)
         self.cursor = QTextCursor(table.document())
         self.cursor.movePosition(QTextCursor.MoveOperation.End)
@@ -553,11 +560,18 @@ _ALIGNMENTS = {
 
 @dataclass
 class _List:
-    """A list being written. It is created with its first item."""
+    """A list being written. It is created with its first item. `box` stands for the bullet of the current item."""
 
     token: "Token"
     made: QTextList | None = None
     num_items: int = 0
+    box: str = ""
+
+    def begin_item(self, box: str) -> None:
+        """Go on to the next item. One with a box and one with a bullet are not in the same Qt list."""
+        if bool(box) != bool(self.box):
+            self.made = None
+        self.box = box
 
 
 @dataclass
@@ -577,6 +591,8 @@ class _Nesting:
                 self.lists.pop()
             case "list_item_open":
                 self.item = self.lists[-1]
+                is_bullet = self.item.token.type == "bullet_list_open"
+                self.item.begin_item(token.info if is_bullet and token.info in BOXES else "")
             case "blockquote_open":
                 self.quote += 1
             case "blockquote_close":

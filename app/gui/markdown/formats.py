@@ -1,6 +1,14 @@
 """The text formats of a rendered message, derived from the theme."""
 
-from PySide6.QtGui import QColor, QFont, QTextBlockFormat, QTextCharFormat, QTextFormat, QTextTableFormat
+from PySide6.QtGui import (
+    QColor,
+    QFont,
+    QFontMetricsF,
+    QTextBlockFormat,
+    QTextCharFormat,
+    QTextFormat,
+    QTextTableFormat,
+)
 
 from app.gui.latex_images import Formula, FormulaImage
 from app.gui.theme import Theme
@@ -46,6 +54,11 @@ class Formats:
         if quote:
             block.setLeftMargin(block.leftMargin() + 2 * self.unit * quote)
             block.setProperty(QUOTE, quote)
+
+    def hang(self, block: QTextBlockFormat, box: str) -> None:
+        """Set a box before the text of a list item, in place of a bullet; its other lines begin under the text."""
+        if box:
+            block.setTextIndent(-QFontMetricsF(self.text.font()).horizontalAdvance(box))
 
     def inset(self, indent: int, quote: int) -> float:
         """Left offset in pixels of text in these lists and quotes."""

@@ -112,8 +112,9 @@ _AFTER_URL = ".,;:!?)]}*_"
 _RULES = {"left": ":--", "right": "--:", "center": ":-:"}
 _FORMULA = re.compile(r"[=+@-]")
 _NUMBER = re.compile(r"[+-]?[\d.,\s%]*")
-_TASKS = {"[ ] ": "\u25a1", "[x] ": "\u2713"}  # signs that the bundled fonts have
-References = dict[str, dict[str, Any]]  # keyed by label, in markdown-it's format
+_TASKS = {"[ ] ": "\u25a1 ", "[x] ": "\u2713 "}  # signs that the bundled fonts have
+BOXES = frozenset(_TASKS.values())
+References = dict[str, dict[str, Any]]  # by label, in markdown-it's format
 
 
 @dataclass(frozen=True)
@@ -142,14 +143,15 @@ def blocks(text: str, references: References | None = None) -> list[Block]:
 
 
 def _mark_tasks(tokens: "list[Token]") -> None:
-    """Show "[ ]" and "[x]" at the beginning of a list item as a box, as GitHub does."""
+    """Show "[ ]" and "[x]" at the beginning of a list item as a box, as GitHub does. The item has it as `info`."""
     for item, paragraph, inline in zip(tokens, tokens[1:], tokens[2:], strict=False):
         if (item.type, paragraph.type) != ("list_item_open", "paragraph_open") or not inline.children:
             continue
         first = inline.children[0]
         box = _TASKS.get(first.content[:4].lower())
         if first.type == "text" and box:
-            first.content = f"{box} {first.content[4:]}"
+            item.info = box
+            first.content = box + first.content[4:]
 
 
 def table_source(rows: "Sequence[Sequence[tuple[str, Token]]]") -> tuple[str, str]:

@@ -50,6 +50,8 @@ def test_the_hub_is_asked_with_its_filters_and_a_repository_is_opened_and_left(w
     walk.click("Also other uploads of this model", LIBRARY)
     walk.click("Compare by loss", LIBRARY)
     walk.until("'expected loss' in says() and 'org/Other-GGUF:Q8_0' in says()")  # which counts as the original
+    assert walk.ask("says().split(' | ').count('Q4_K_M')") == 1, "each file stands once"
+    walk.picture("compared")
     walk.click("← Back", LIBRARY)
     walk.until("'by org' in says()")
     walk.fill("Search models", "", LIBRARY)
