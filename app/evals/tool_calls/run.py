@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from app.answer_facts import ToolCall
-from app.client import ApiError, Client
+from app.client import ApiError, Routes, ServerUnreachable
 from app.code.agent.models import ServerModel
 from app.evals.tool_calls.cases import Case
 from app.evals.tool_calls.suite import suite
@@ -65,7 +65,7 @@ class Certificate(msgspec.Struct, frozen=True):
 
 
 def certify(
-    client: Client,
+    client: Routes,
     model: str,
     context: int,
     *,
@@ -95,7 +95,7 @@ class _Answer(msgspec.Struct, frozen=True):
     tessera: _Notes = _Notes()
 
 
-def template_has_tools(client: Client, model: str) -> bool:
+def template_has_tools(client: Routes, model: str) -> bool:
     """Return True if the model's template supports tools; otherwise Tessera uses the generic dialect.
 
     Raises: ApiError, ServerUnreachable.
@@ -106,7 +106,7 @@ def template_has_tools(client: Client, model: str) -> bool:
     return not any("has no tools" in note for note in answer.tessera.notes)
 
 
-def run_case(client: Client, model: str, case: Case) -> CaseResult:
+def run_case(client: Routes, model: str, case: Case) -> CaseResult:
     """Send one request and check the response."""
     started_at = time.monotonic()
     defaults = {"temperature": 0, "max_tokens": MAX_TOKENS, "loop_guard": True, "deterministic": True}
@@ -114,6 +114,8 @@ def run_case(client: Client, model: str, case: Case) -> CaseResult:
     try:
         turn = ServerModel(client, model, options).turn(list(case.messages), list(case.tools))
         reason = checked(case, turn.text, turn.calls)
+    except ServerUnreachable:  # no fault of the model
+        raise
     except ApiError as error:
         reason = f"{error.code}: {error.message}"
     return CaseResult(case.name, case.category, reason is None, time.monotonic() - started_at, reason)

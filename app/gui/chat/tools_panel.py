@@ -11,8 +11,10 @@ from PySide6.QtCore import QCoreApplication, Qt, QUrl, Signal
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QBoxLayout, QCheckBox, QDialog, QLineEdit, QPlainTextEdit, QWidget
 
+from app.code.integrations.endpoint import context_here
 from app.db.records import Conversation
-from app.evals.tool_calls.run import CertificateStore
+from app.evals.tool_calls.run import CaseResult, Certificate, CertificateStore, certify, template_has_tools
+from app.evals.tool_calls.suite import suite
 from app.gui.app_context import AppContext
 from app.gui.chat.memory import MemoryDialog
 from app.gui.reasons import error_message
@@ -52,32 +54,32 @@ class ToolsPanel(SidePanel):
         super().__init__(services.theme)
         self._services, self._folder = services, folder
         self._on: tuple[str, ...] = ()
-        self._shown: tuple[tuple[list[Offered], dict[str, StoredDecision], str], tuple[str, ...]] | None = None
+        self._shown: tuple[tuple[list[Offered], dict[str, StoredDecision]], tuple[str, ...]] | None = None
         self._model = ""
         self._probed: dict[str, Probed | None] = {}  # None: being tested
         self._signing: dict[str, SignIn] = {}  # servers that wait for the user in a browser
         self._allowed: dict[str, bool] = {}  # tools of servers that were switched
         self._deciding = threading.Lock()
         self._folded: set[str] = set()  # servers whose known tools are folded away
-        self.certificate = label("", "small", wrap=True)
+        self.certificate = ToolCallTest(services)
         self._list = stack(spacing=12)
         self._decisions = stack(spacing=4)
         self.problem = label("", "chip-bad", wrap=True)
         self.problem.hide()
         self.dialog: AddServer | None = None
+        self.default = button(self.tr("Use these in every new chat"), self._set_default)
         column = stack(
             label(self.tr("Tools for this chat"), "strong"),
             self.certificate,
             self.problem,
             self._list,
             button(self.tr("Add tools…"), self.add),
+            self.default,
+            self._decisions,
+            1,
             spacing=12,
             margins=(16, 16, 16, 16),
         )
-        self.default = button(self.tr("Use these in every new chat"), self._set_default)
-        column.addWidget(self.default)
-        column.addLayout(self._decisions)
-        column.addStretch(1)
         services.settings.changed.connect(lambda name: self._show_default() if name == _DEFAULT else None)
         self.setLayout(stack(scrolled(column, self.tr("Tools"))))
         self.page_wanted.connect(self._open_page)
@@ -90,20 +92,9 @@ class ToolsPanel(SidePanel):
             self.refresh()
 
     def refresh(self) -> None:
-        """Reload servers, decisions and the tool-call evaluation."""
-        model = self._model
-
-        def read() -> tuple[list[Offered], dict[str, StoredDecision], str]:
-            certificate = CertificateStore(user_paths().state).load(model) if model else None
-            words = (
-                self.tr("Calls tools correctly in {n} % of the test cases.")
-                if certificate
-                else self.tr("Tool calling of this model has not been measured: tessera certify {model}")
-            )
-            share = round(100 * certificate.pass_frac) if certificate else 0
-            return offered(window=True), ConsentStore().all(), words.format(n=share, model=model)
-
-        self._do(read, self._on_read, newest="content")
+        """Reload servers, decisions and the model's test."""
+        self.certificate.show_model(self._model)
+        self._do(lambda: (offered(window=True), ConsentStore().all()), self._on_read, newest="content")
 
     def add(self) -> None:
         """Show the form for a new server."""
@@ -124,7 +115,7 @@ class ToolsPanel(SidePanel):
 
         self._do(lambda: ServerList().add(servers), done)
 
-    def _on_read(self, read: tuple[list[Offered], dict[str, StoredDecision], str]) -> None:
+    def _on_read(self, read: tuple[list[Offered], dict[str, StoredDecision]]) -> None:
         """Rebuild only if something changed: rebuilding a switch would lose a click in progress."""
         self.problem.hide()
         if (read, self._on) != self._shown:
@@ -134,8 +125,7 @@ class ToolsPanel(SidePanel):
     def _show(self) -> None:
         if self._shown is None:
             return
-        (sources, decisions, certificate), _ = self._shown
-        self.certificate.setText(certificate)
+        (sources, decisions), _ = self._shown
         clear(self._list)
         for source in sources:
             self._list.addWidget(self._row(source))
@@ -378,6 +368,71 @@ def decision_words(key: str) -> str:
         words = QCoreApplication.translate("ToolsPanel", "Using {tool} of {name}")
         return words.format(tool=tool, name=server) if tool else shown
     return shown
+
+
+class ToolCallTest(QWidget):
+    """How many of the test calls a model makes correctly, and a button that measures it."""
+
+    progressed = Signal(str, int)  # model, finished cases; emitted by a worker
+
+    def __init__(self, services: AppContext) -> None:
+        super().__init__()
+        self._services, self._model = services, ""
+        self._stopped: dict[str, threading.Event] = {}  # by model that is being measured
+        self._words = label("", "small", wrap=True)
+        self.start = button(self.tr("Test this model with tools"), self._on_pressed, "link")
+        self.start.setToolTip(self.tr("Gives the model about 30 tasks that need a tool. It takes some minutes."))
+        self.setLayout(stack(self._words, self.start, spacing=2))
+        self.progressed.connect(self._on_progress)
+
+    def show_model(self, model: str) -> None:
+        """Show what is known of a model, or how far its test is."""
+        self._model = model
+        self.setVisible(bool(model))
+        self.start.setText(self.tr("Stop") if model in self._stopped else self.tr("Test this model with tools"))
+        if model and model not in self._stopped:
+            load = partial(CertificateStore(user_paths().state).load, model)
+            self._services.background.run(load, self._on_loaded, lambda _: None, self, newest="certificate")
+
+    def _on_loaded(self, certificate: Certificate | None) -> None:
+        words = self.tr("It has not been measured how well this model calls tools.")
+        if certificate is not None:
+            words = self.tr("Calls tools correctly in {n} % of the test cases.")
+        self._words.setText(words.format(n=round(100 * certificate.pass_frac) if certificate else 0))
+
+    def _on_pressed(self) -> None:
+        model, api = self._model, self._services.api
+        if model in self._stopped:
+            self._stopped[model].set()
+            return
+        stopped = self._stopped[model] = threading.Event()
+        finished: list[CaseResult] = []
+
+        def count(result: CaseResult) -> None:
+            finished.append(result)
+            self.progressed.emit(model, len(finished))
+            if stopped.is_set():
+                raise InterruptedError
+
+        def work() -> None:
+            native, context = template_has_tools(api, model), context_here(api, model) or 0
+            made = certify(api, model, context, native_tools=native, on_result=count)
+            CertificateStore(user_paths().state).save(made)
+
+        def end(error: Exception | None = None) -> None:
+            del self._stopped[model]
+            self.show_model(self._model)
+            if error is not None and not isinstance(error, InterruptedError):
+                self._words.setText(error_message(error))
+
+        self._services.background.run(work, lambda _: end(), end, self)
+        self._on_progress(model, 0)
+
+    def _on_progress(self, model: str, done: int) -> None:
+        if model == self._model and model in self._stopped:
+            self.start.setText(self.tr("Stop"))
+            words = self.tr("Testing how well this model calls tools: {done} of {total}")
+            self._words.setText(words.format(done=done, total=len(suite())))
 
 
 _WIDTH = 520

@@ -1,6 +1,6 @@
 """Converts the server's device and ledger responses to texts for the page. No widgets here."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from PySide6.QtCore import QCoreApplication
 
@@ -98,11 +98,10 @@ def device_facts(device: Device) -> str:
     """One line: cores, instruction sets, driver, bandwidth."""
     parts: list[str] = []
     if device.cores is not None:
-        parts.append(
-            tr("{physical} cores, {threads} threads used").format(
-                physical=device.cores.physical, threads=device.cores.threads
-            )
-        )
+        physical, threads = device.cores.physical, device.cores.threads
+        cores = tr("1 core") if physical == 1 else tr("{n} cores").format(n=physical)
+        used = tr("1 thread used") if threads == 1 else tr("{n} threads used").format(n=threads)
+        parts.append(f"{cores}, {used}")
     wide = [name for name in ("amx_int8", "avx512_vnni", "avx512_bf16", "avx512f", "avx2") if name in device.isa]
     if wide:
         parts.append(", ".join(name.upper().replace("_", "-") for name in wide[:3]))
@@ -140,13 +139,26 @@ PARTS = {
     "experts": "experts",
     "kv": "context",
     "recurrent": "state",
-    "compute": "scratch",
-    "output": "logits",
+    "compute": "working memory",
+    "output": "working memory",
     "projector": "image reader",
-    "overhead": "process",
+    "overhead": "working memory",
     "prefixes": "cached prompts",
     "correction": "margin",
 }
+
+
+def part_shares(parts: Iterable[tuple[str, int]]) -> list[Share]:
+    """What a model's memory is for; parts of one name are added up."""
+    shares: dict[str, Share] = {}
+    for part, value in parts:
+        words = tr(PARTS.get(part, part))
+        before = shares.get(words)
+        if value:
+            shares[words] = Share(
+                before.owner if before else part, words, value + (before.num_bytes if before else 0)
+            )
+    return list(shares.values())
 
 
 def pool_shares(pool: Pool, reservations: Sequence[Reservation], title: Callable[[str], str] = str) -> list[Share]:
@@ -159,7 +171,7 @@ def pool_shares(pool: Pool, reservations: Sequence[Reservation], title: Callable
             continue
         total = sum(item.parts.values())
         parts = tuple(
-            (tr(PARTS.get(part, part)), round(drawn * value / total)) for part, value in item.parts.items() if value
+            (share.name, round(drawn * share.num_bytes / total)) for share in part_shares(item.parts.items())
         )
         shares.append(Share(f"model {number}", title(item.owner), drawn, parts if total else ()))
         ours += drawn

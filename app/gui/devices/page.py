@@ -106,8 +106,14 @@ class DevicesPage(Page):
         changes = self.power.changes
         self._request("power", api.power, lambda state: self._show_power(state, changes))
 
-    def _request(self, what: str, ask: Callable[[], T], on_done: Callable[[T], object]) -> None:
-        """Send a request in the background, unless the same one is pending."""
+    def _request(
+        self,
+        what: str,
+        ask: Callable[[], T],
+        on_done: Callable[[T], object],
+        on_error: Callable[[Exception], object] | None = None,
+    ) -> None:
+        """Send a request in the background, unless the same one is pending. The banner shows other errors."""
         if what in self._pending:
             return
         self._pending.add(what)
@@ -118,7 +124,9 @@ class DevicesPage(Page):
 
         def failed(error: Exception) -> None:
             self._pending.discard(what)
-            if not (isinstance(error, ApiError) and error.status in {0, 404}):
+            if on_error is not None:
+                on_error(error)
+            elif not (isinstance(error, ApiError) and error.status in {0, 404}):
                 self.banner.notify(error_message(error), "warn")
 
         self._services.background.run(ask, done, failed, self)
@@ -234,9 +242,19 @@ class DevicesPage(Page):
                 if now == self._round:  # otherwise this layout was replaced
                     clear(layout)
                     title = self._services.models.title(model)
-                    layout.addWidget(placement_card(model, title, answer, self._pin, self._stop, self._expanded))
+                    card_ = placement_card(
+                        model, title, answer, self._pin, self._stop, self._expanded, eject=self._eject
+                    )
+                    layout.addWidget(card_)
 
-            self._request(f"placement {now} of {model}", partial(self._services.api.placement, model), show)
+            def show_error(error: Exception, layout: QVBoxLayout = layout, model: str = model) -> None:
+                if now == self._round:
+                    clear(layout)
+                    head = row(label(self._services.models.title(model), "strong"), 1, _eject(model, self._eject))
+                    layout.addWidget(card(head, label(error_message(error), "small", wrap=True), spacing=6))
+
+            ask = partial(self._services.api.placement, model)
+            self._request(f"placement {now} of {model}", ask, show, show_error)
 
     def _comparisons(self) -> tuple[str, ...]:
         """Running jobs that compare the places for a model."""
@@ -245,6 +263,15 @@ class DevicesPage(Page):
 
     def _stop(self, job: str) -> None:
         self._jobs.do(job, "cancel")
+
+    def _eject(self, model: str) -> None:
+        """Take a model out of memory. Here also one whose file is gone, which no list of models has any more."""
+
+        def ejected(_: object) -> None:
+            self._refresh_ledger()
+            self._services.models.refresh()
+
+        self._services.ask(self.banner, lambda: self._services.api.unload(model), ejected)
 
     def _pin(self, model: str, device: str | None) -> None:
         def pinned(answer: Pinned) -> None:
@@ -266,43 +293,57 @@ class DevicesPage(Page):
 
 Pin = Callable[[str, str | None], object]
 Stop = Callable[[str], object]
+_DETAILS = frozenset({"own_prompt_kernels", "own_attention_kernels"})  # reasons that few people look for
 _ELSEWHERE = "rpc"  # backend of devices on remote hosts
 
 
 def placement_card(
-    model: str, title: str, answer: PlacementAnswer, pin: Pin, stop: Stop, expanded: set[str] | None = None
+    model: str,
+    title: str,
+    answer: PlacementAnswer,
+    pin: Pin,
+    stop: Stop,
+    expanded: set[str] | None = None,
+    eject: Callable[[str], object] | None = None,
 ) -> QFrame:
     """A card of one model's placement.
 
     `pin` is called with the model and a device, or None to return to automatic placement; `stop` with the job that
     is measuring the model's devices. `expanded` holds the models whose settings are shown, and is changed.
+    `eject` is called with the model.
     """
     placement = answer.placement
     head = row(label(title, "strong"), label(_where(placement), "chip"))
     if answer.pinned:
         head.addWidget(label(_tr("Pinned"), "chip-ok"))
     head.addStretch(1)
-    if answer.pinned:
-        head.addWidget(_button(_tr("Let Tessera choose"), model, partial(pin, model, None)))
-    else:
-        head.addWidget(_button(_tr("Pin to this device"), model, partial(pin, model, pin_name(placement))))
+    head.addWidget(_pin_button(model, answer, pin))
+    if eject is not None:
+        head.addWidget(_eject(model, eject))
     column = stack(head, spacing=6)
     facts = _facts(placement)
     if facts:
         column.addWidget(label(facts, "small", wrap=True))
     for reason in placement.reasons:
-        column.addWidget(label(f"• {_sentence(translated(reason))}", "", wrap=True))
+        if reason.kind not in _DETAILS:
+            column.addWidget(label(f"• {_sentence(translated(reason))}", "", wrap=True))
     if answer.comparing is not None:
         words = _tr("Measuring which device is fastest. A new request stops it.")
         stops = _button(_tr("Stop measuring"), model, partial(stop, answer.comparing), "link")
         column.addLayout(row(label(words, "small", wrap=True), stops, 1))
-    if placement.changes:
+    if placement.changes or any(reason.kind in _DETAILS for reason in placement.reasons):
         column.addWidget(_changes(model, placement, set() if expanded is None else expanded))
     if placement.alternatives:
         column.addWidget(label(_tr("Also possible"), "small"))
     for item in placement.alternatives:
         column.addLayout(_alternative(model, item, pin))
     return card(column)
+
+
+def _pin_button(model: str, answer: PlacementAnswer, pin: Pin) -> QPushButton:
+    if answer.pinned:
+        return _button(_tr("Let Tessera choose"), model, partial(pin, model, None))
+    return _button(_tr("Pin to this device"), model, partial(pin, model, pin_name(answer.placement)))
 
 
 def pin_name(placement: Placement | Alternative) -> str:
@@ -326,7 +367,8 @@ def _alternative(model: str, item: Alternative, pin: Pin) -> QHBoxLayout:
 
 def _changes(model: str, placement: Placement, expanded: set[str]) -> QWidget:
     rows = QWidget()
-    lines = []
+    details = [_sentence(translated(reason)) for reason in placement.reasons if reason.kind in _DETAILS]
+    lines = [label(text, "small", wrap=True) for text in details]
     for change in placement.changes:
         reason = translated(change.reason)
         values = f"{change.field}: {setting(change.old)} → {setting(change.new)}"
@@ -344,6 +386,10 @@ def _changes(model: str, placement: Placement, expanded: set[str]) -> QWidget:
 
 def _button(text: str, what: str, run: Callable[[], object], kind: str = "") -> QPushButton:
     return button(text, run, kind, name=f"{text}: {what}")
+
+
+def _eject(model: str, eject: Callable[[str], object]) -> QPushButton:
+    return _button(_tr("Eject"), model, partial(eject, model))
 
 
 def _sentence(text: str) -> str:

@@ -137,7 +137,7 @@ def least_loss(comparison: UploadComparison) -> float:
 
 
 def multiple_chip(loss: UploadLoss, least: float) -> QLabel | None:
-    """The loss as a multiple of the lowest one: all files share the model's factor, so it is the most reliable figure."""
+    """The loss as a multiple of the lowest one, the most reliable figure: all files share the model's factor."""
     if not loss.kld or not least:
         return None
     times = loss.kld / least

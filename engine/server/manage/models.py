@@ -258,8 +258,9 @@ def _load_settings(models: ServedModels, entry: ModelEntry) -> ModelLoadSettings
 async def unload(request: Request, model: str) -> Unloaded:
     """Unload a model; its running requests end with an error."""
     state = server_state(request)
-    entry = await state.models.known(model)
-    return Unloaded(id=entry.id, unloaded=await state.pool.unload(entry.id))
+    if state.pool.get(model) is None:  # a loaded model may have been removed from the library
+        model = (await state.models.known(model)).id
+    return Unloaded(id=model, unloaded=await state.pool.unload(model))
 
 
 @router.get("/aliases")

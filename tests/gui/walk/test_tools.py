@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -27,7 +28,10 @@ EDIT = """lamp.py
 class Talker(FakeUpstream):
     """Calls the first tool it is given with the sum of a question, and answers tasks on code with an edit."""
 
+    pause_s = 0.0
+
     def talk(self, send, body, said):
+        time.sleep(self.pause_s)
         send(self.chunk({"role": "assistant", "content": ""}))
         if body["messages"][-1]["role"] == "tool":
             words = f"The tool says: {said}"
@@ -376,3 +380,21 @@ def test_a_question_is_asked_again_without_a_file(walk, talker):
     walk.until(f"not {CODE}.controller.busy and {name!r} not in {chips}")
     assert len(talker.seen) == before + 1
     assert "def bright" not in json.dumps(talker.seen[-1][1]["messages"][-1])
+
+
+def test_how_well_a_model_calls_tools_is_tested_stopped_and_kept(walk, talker):
+    panel = "chat.tools.panel"
+    walk.new_chat()
+    walk.click("Tools", "chat.bar")
+    walk.until(f"{panel}.isVisible() and 'has not been measured' in says({panel})")
+    talker.pause_s = 1.0
+    walk.click("Test this model with tools", panel)
+    walk.until(f"'Testing how well this model calls tools' in says({panel})")
+    walk.click("Stop", panel)
+    talker.pause_s = 0.0
+    walk.until(f"spot('Test this model with tools', {panel}) and 'has not been measured' in says({panel})")
+    walk.click("Test this model with tools", panel)
+    walk.until(f"'Calls tools correctly in ' in says({panel})")
+    walk.picture("tools-tested")
+    walk.click("Tools", "chat.bar")
+    walk.until(f"not {panel}.isVisible()")

@@ -1,6 +1,6 @@
 import pytest
 
-from app.client import ApiError, ChatDelta
+from app.client import ApiError, ChatDelta, ServerUnreachable
 from app.evals.tool_calls.cases import Case, calls, no_call, same, user
 from app.evals.tool_calls.run import CertificateStore, certify
 from app.evals.tool_calls.suite import suite
@@ -110,3 +110,9 @@ def test_a_certificate_is_kept_for_its_model_only(tmp_path):
     passed, total = certificate.by_category()["refusal"]
     assert 0 < passed <= total
     assert certificate.pass_frac == certificate.num_passed / len(certificate.results)
+
+
+def test_a_server_that_is_gone_is_no_mistake_of_the_model():
+    """Otherwise the model's score would count requests that never reached it."""
+    with pytest.raises(ServerUnreachable):
+        certify(Model(error=ServerUnreachable("http://127.0.0.1:1", "it ended")), "m", 4096)
