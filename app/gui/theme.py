@@ -312,8 +312,9 @@ QToolButton:hover {{ background: {c["hover"]}; }}
 QToolButton:checked {{ background: {c["accent_soft"]}; }}
 QToolButton:focus {{ border: 2px solid {c["accent"]}; padding: {half - 2}px; }}
 QToolButton::menu-indicator {{ image: none; }}
-QToolButton[kind="float"] {{ background: {c["raised"]}; border: 1px solid {c["border"]};
-  border-radius: {2 * unit + 1}px; padding: {half}px; }}
+QToolButton[kind="float"], QToolButton[kind="jump"] {{ background: {c["raised"]};
+  border: 1px solid {c["border"]}; padding: {half}px; }}
+QToolButton[kind="jump"] {{ border-radius: {round(2 * unit * small / _SMALL)}px; }}
 QToolButton[kind="send"] {{ background: {c["accent"]}; border-radius: {round(2 * unit * small / _SMALL)}px; }}
 QToolButton[kind="send"]:disabled {{ background: {c["hover"]}; }}
 QToolButton[kind="nav"] {{ padding: {half}px; border-radius: {radius}px; color: {c["muted"]};

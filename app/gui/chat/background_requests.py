@@ -148,7 +148,7 @@ class PromptPrefill(_Aside):
         self.wasted_chars = 0
         self._pause = QTimer(self, singleShot=True, interval=_PAUSE_MS)
         self._pause.timeout.connect(self._begin)
-        composer.draft_changed.connect(lambda _: self._pause.start() if not controller.busy else None)
+        composer.draft_changed.connect(lambda: self._pause.start() if not controller.busy else None)
         controller.busy_changed.connect(self._on_busy)
         controller.opened.connect(self._pause.start)
         controller.project.changed.connect(self._pause.start)

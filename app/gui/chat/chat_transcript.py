@@ -23,6 +23,7 @@ from app.tools.types import shown_text
 
 # A scrolling column of messages with a button that scrolls to the end.
 
+_JUMP = 32  # side of the button that goes to the end, in pixels at the normal text size
 # Height estimates before layout, in pixels. Measured: a line of body text holds about 95 characters.
 _LINE_CHARACTERS, _LINE_PIXELS, _MESSAGE_PIXELS = 95, 23, 84
 
@@ -34,7 +35,8 @@ class Transcript(Column):
         super().__init__(make, estimate, width=theme.tokens.column)
         self._to_end = IconButton(theme, "down", self.tr("Go to the end"), self.scroll_to_end)
         self._to_end.setParent(self)
-        self._to_end.setProperty("kind", "float")
+        self._to_end.setProperty("kind", "jump")
+        self._theme = theme
         self._to_end.hide()
         self.at_end_changed.connect(self._on_at_end)
 
@@ -48,7 +50,7 @@ class Transcript(Column):
         self._scroll_to_end()
 
     def _scroll_to_end(self) -> None:
-        side = max(self._to_end.sizeHint().width(), self._to_end.sizeHint().height())
+        side = self._theme.tokens.scaled(_JUMP)
         corner = QPoint(self.rect().center().x() - side // 2, self.rect().bottom() - side - 8)
         self._to_end.setGeometry(QRect(corner, QSize(side, side)))
         self._to_end.raise_()

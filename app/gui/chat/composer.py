@@ -33,7 +33,7 @@ from app.gui.chat.answer_stats import number
 from app.gui.chat.request import estimate_tokens
 from app.gui.reasons import error_message
 from app.gui.theme import Theme
-from app.gui.widgets.basics import ElidedLabel, IconButton, button, clear, framed, label, row, stack
+from app.gui.widgets.basics import ElidedLabel, IconButton, button, clear, framed, holding, label, row, stack
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.growing_text import GrowingText
 from app.gui.widgets.swatch import shape_painter
@@ -132,6 +132,8 @@ class ContextMeter(QWidget):
 
     def show_counts(self, used: int, draft: int, total: int, warn_frac: float) -> None:
         """Update the bar. All values are tokens, except `warn_frac`, a fraction of `total`."""
+        if (used, draft, total, warn_frac) == (self._used, self._draft, self._total, self._warn_frac):
+            return  # most keys change no count
         self._used, self._draft, self._total, self._warn_frac = used, draft, total, warn_frac
         self.setVisible(total > 0)
         if total:
@@ -189,7 +191,7 @@ class Composer(QFrame):
 
     sent = Signal(str, tuple)
     stopped = Signal()
-    draft_changed = Signal(str)
+    draft_changed = Signal()
     failed = Signal(str)
     prompts_wanted = Signal()
     source_removed = Signal()
@@ -237,8 +239,10 @@ class Composer(QFrame):
         theme.changed.connect(self._refresh)
         self._hint = label(self.tr("Enter sends · Shift+Enter for a new line"), "small")
         self._hint.setMinimumWidth(1)  # otherwise the hint's width limits how narrow the composer can get
-        self._tools = row(spacing=8)
-        self._voice = row(spacing=8)
+        self._tools, self._voice = row(spacing=8), row(spacing=8)
+        left = Flow(spacing=8)  # a second line where there is little room
+        for control in (self._attach, self._prompts, holding(self._voice), holding(self._tools)):
+            left.add(control)
         self._signs = stack(spacing=4)
         self.setLayout(
             stack(
@@ -247,10 +251,7 @@ class Composer(QFrame):
                 self._chips,
                 self.editor,
                 row(
-                    self._attach,
-                    self._prompts,
-                    self._voice,
-                    self._tools,
+                    left,
                     self._hint,
                     1,
                     self.meter,
@@ -447,7 +448,7 @@ class Composer(QFrame):
 
     def _show_attached(self) -> None:
         self._show_chips()
-        self.draft_changed.emit(self.text)
+        self.draft_changed.emit()
 
     def _show_chips(self) -> None:
         self._chips.clear()
@@ -486,7 +487,7 @@ class Composer(QFrame):
         def remove() -> None:
             self.attachments.remove(item)
             self._show_chips()
-            self.draft_changed.emit(self.text)
+            self.draft_changed.emit()
 
         return remove
 
@@ -507,8 +508,9 @@ class Composer(QFrame):
             self.send()
 
     def _on_text_changed(self) -> None:
-        self._refresh()
-        self.draft_changed.emit(self.text)
+        if self._can_press != self._send.isEnabled():  # not with every key
+            self._show_send()
+        self.draft_changed.emit()
 
     def _on_focus_changed(self, focused: bool) -> None:
         self.setProperty("focused", focused)
@@ -525,7 +527,14 @@ class Composer(QFrame):
             self._hint.setText(self.tr("Enter sends it after this answer") if self._busy else hint)
         self._send.setToolTip(words)
         self._send.setAccessibleName(words)
-        can = self._busy or ((self._ready or self._queues) and bool(self.text.strip() or self.attachments))
+        self._show_send()
+
+    @property
+    def _can_press(self) -> bool:
+        return self._busy or ((self._ready or self._queues) and bool(self.text.strip() or self.attachments))
+
+    def _show_send(self) -> None:
+        can = self._can_press
         self._send.setEnabled(can)
         self._send.setIcon(self._theme.icon("stop" if self._busy else "send", "on_accent" if can else "muted"))
 
@@ -560,7 +569,7 @@ class WritingFocus(QObject):
             return False
         pasted = event.matches(QKeySequence.StandardKey.Paste)
         typed = event.modifiers() in _NO_SHORTCUT and event.text().isprintable() and event.text().strip() != ""
-        if not (pasted or typed) or not self._editor.isEnabled() or self._editor.hasFocus():
+        if not (pasted or typed) or not self._editor.isVisible() or self._editor.hasFocus():
             return False
         self._editor.setFocus()
         QCoreApplication.sendEvent(self._editor, event)

@@ -34,6 +34,7 @@ from app.gui.widgets.basics import SCROLL_BAR, Banner, button, framed, label, ro
 from engine.api.collections import Collection
 
 _MIN_BOTH = 42  # in letters of body text: minimum width to show the list and the chat
+_MIN_CHAT = 18  # the same for the chat beside an open panel
 
 
 class ChatPage(QSplitter):
@@ -83,7 +84,7 @@ class ChatPage(QSplitter):
         unit = self._services.theme.tokens.unit
         self._middle.setLayout(stack(self.transcript, self._welcome, spacing=0))
         foot = QWidget(maximumWidth=self._services.theme.tokens.column + 6 * unit)
-        note = label(self.tr("Models make mistakes. Check what matters."), "small")
+        note = label(self.tr("Models make mistakes. Check what matters."), "small", wrap=True)
         note.setAlignment(Qt.AlignmentFlag.AlignHCenter)
         self._columns = row(spacing=0)
         self.tools = ToolsSide(self._services, self.controller, self.banner, self._columns, self)
@@ -97,7 +98,8 @@ class ChatPage(QSplitter):
         column = stack(spacing=0)
         column.addWidget(self._middle, 1)
         column.addLayout(centred)
-        self._columns.addWidget(_with(column))
+        self._chat_column = _with(column)
+        self._columns.addWidget(self._chat_column, 1)
         self._keep = button(self.tr("Save this chat"), self._save_temporary)
         words = label(self.tr("Temporary chat. It is not saved, and is gone when you leave it."), wrap=True)
         line = row(words, self._keep, margins=(16, 4, 8, 4), grow=0)
@@ -114,6 +116,7 @@ class ChatPage(QSplitter):
         self.setStretchFactor(0, 0)
         self.setStretchFactor(1, 1)
         self.setSizes([264, 900])
+        self._services.theme.changed.connect(self._fit_list)
 
     def _connect(self) -> None:
         chat = self.controller
@@ -127,7 +130,7 @@ class ChatPage(QSplitter):
         chat.failed.connect(self._on_failed)
         self.composer.sent.connect(self._on_sent)
         self.composer.stopped.connect(chat.stop)
-        self.composer.draft_changed.connect(self._on_draft)
+        self.composer.draft_changed.connect(self._context.refresh_draft)
         self.composer.failed.connect(lambda text: self.banner.notify(text, "warn"))
         self._welcome.asked.connect(self.composer.submit)
         self._welcome.library_pressed.connect(self.library_wanted)
@@ -186,10 +189,18 @@ class ChatPage(QSplitter):
         self._fit_list()
 
     def _fit_list(self) -> None:
-        """Hide the chat list while it would leave too little width for the chat and an open panel."""
-        panels = (self._options, self.tools.open_panel)
-        used = max((panel.width() for panel in panels if panel is not None and panel.isVisible()), default=0)
-        narrow = self.width() - used < _MIN_BOTH * self._services.theme.tokens.body
+        """Hide the chat list while it would leave too little width for the chat and an open panel.
+
+        In a small window with large text, the open panel takes the place of the chat.
+        """
+        body = self._services.theme.tokens.body
+        opened = [p for p in (self._options, self.tools.open_panel) if p is not None and not p.isHidden()]
+        used = max((panel.minimumWidth() for panel in opened), default=0)
+        alone = bool(opened) and self.width() - used < _MIN_CHAT * body
+        for panel in opened:
+            panel.set_alone(alone=alone)
+        self._chat_column.setVisible(not alone)
+        narrow = self.width() - used < _MIN_BOTH * body
         if narrow == self._narrow:
             return
         self._narrow = narrow
@@ -352,10 +363,6 @@ class ChatPage(QSplitter):
     def _on_model_chosen(self, model: str) -> None:
         self.controller.change(model=model)
         self._context.refresh()
-
-    def _on_draft(self, text: str) -> None:
-        del text
-        self._context.refresh_draft()
 
     # -- conversation events
 
@@ -527,7 +534,7 @@ class Drafts(QObject):
         self._attached: dict[int, list[Attachment]] = {}
         self._timer = QTimer(self, singleShot=True, interval=_SAVED_AFTER_MS)
         self._timer.timeout.connect(self.save)
-        composer.draft_changed.connect(lambda _text: self._timer.start())
+        composer.draft_changed.connect(self._timer.start)
         composer.read_for_other.connect(lambda chat, item: self._attached.setdefault(chat, []).append(item))
         controller.conversation_changed.connect(self._on_conversation)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLabel, QScrollArea, QVBoxLayout, QWidget
 
 from app.gui import formatted
 from app.gui.app_context import AppContext
@@ -68,8 +68,9 @@ class Welcome(QScrollArea):
                 spacing=12,
             )
         )
-        heading = label(self.tr("What can I help with?"), "title")
-        column = stack(1, _centred(heading), self._machine, spacing=8)
+        heading = label(self.tr("What can I help with?"), "title", wrap=True)
+        heading.setAlignment(Qt.AlignmentFlag.AlignHCenter)
+        column = stack(1, heading, self._machine, spacing=8)
         column.addSpacing(16)
         column.addWidget(self._first)
         column.addStretch(1)
@@ -189,7 +190,3 @@ def _heading(text: str) -> QLabel:
     heading = label(text, "strong", wrap=True)
     heading.setAlignment(Qt.AlignmentFlag.AlignHCenter)
     return heading
-
-
-def _centred(widget: QWidget) -> QHBoxLayout:
-    return row(1, widget, 1)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHeaderView, QTreeWidget, QTreeWidgetItem, QTreeWidgetItemIterator, QWidget
 
 from app.code.edits.reviews import InlineHunk
@@ -17,6 +18,7 @@ from app.gui.widgets.flow import Flow
 from app.gui.widgets.splitter import saved_splitter
 
 _TREE, _SOURCE = 180, 520  # default widths in pixels
+_MIN_BOTH = 22  # in letters of body text: minimum width to show the list and a file
 
 
 class FilesPanel(QWidget):
@@ -77,6 +79,23 @@ class FilesPanel(QWidget):
         layout = stack(spacing=0, margins=(8, 8, 8, 8))
         layout.addWidget(split, 1)
         self.setLayout(layout)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Fold the list away where it would leave too little width for the open file."""
+        super().resizeEvent(event)
+        self._fit_list()
+
+    def _fit_list(self) -> None:
+        is_narrow = self.width() < _MIN_BOTH * self._services.theme.tokens.body and self.source.path is not None
+        if is_narrow == self._is_narrow:
+            return
+        self._is_narrow = is_narrow
+        if is_narrow:
+            self._was_listed = not self.tree.isHidden()
+        self.tree.setVisible(self._was_listed and not is_narrow)
+
+    _is_narrow = False
+    _was_listed = True  # whether the list was shown before there was too little width
 
     def show_paths(self, paths: list[str]) -> None:
         """Show the files of a project. The open file is reloaded if it still exists."""
@@ -141,6 +160,7 @@ class FilesPanel(QWidget):
         self.heading.setText(source.path if source else self.tr("Choose a file"))
         hunks = self.source.hunks
         self.editor.setEnabled(source is not None)
+        self._fit_list()
         self.edits.setVisible(bool(hunks))
         self.hint.setVisible(not hunks)
         if hunks:

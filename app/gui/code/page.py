@@ -57,6 +57,7 @@ from app.tools.consent import ConsentRequest
 
 # Assumed context length if the server does not report one.
 _FALLBACK_CONTEXT = 4096
+_FEWEST_LETTERS = 4  # of the folder's name
 _MAX_PASTED = 20_000
 _MOST_RECENT = 5  # recent projects on the page without a project
 _TALK, _FILES = 400, 800  # default widths in pixels; the files get more space
@@ -74,7 +75,7 @@ class CodePage(QWidget):
         self._chosen_session = ""  # the earlier session that is shown or being loaded
         self.banner = Banner(services.theme)
         self.folder = label(self.tr("No folder is open"), "muted")  # the tooltip shows the whole path
-        self.folder.setMinimumWidth(1)
+        self.folder.setMinimumWidth(_FEWEST_LETTERS * services.theme.tokens.body)
         self.model = ComboBox(self.tr("Model"))
         self.model.setMinimumWidth(200)
         self.transcript = Transcript(services.theme)

@@ -3,6 +3,7 @@
 import math
 
 from PySide6.QtCore import QEvent, Qt, Signal
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QPlainTextEdit
 
 
@@ -32,6 +33,12 @@ class GrowingText(QPlainTextEdit):
         if event.type() == QEvent.Type.FontChange:
             self._fit()
 
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Fit again: the placeholder may take more lines in another width."""
+        super().resizeEvent(event)
+        if event.oldSize().width() != event.size().width() and self.document().isEmpty():
+            self._fit()
+
     def _fit(self) -> None:
         if self._measuring:
             return
@@ -43,11 +50,20 @@ class GrowingText(QPlainTextEdit):
         policy = Qt.ScrollBarPolicy
         scrolls = len(heights) > self._most
         self.setVerticalScrollBarPolicy(policy.ScrollBarAlwaysOn if scrolls else policy.ScrollBarAlwaysOff)
-        missing = max(self._fewest - len(heights), 0) * self.fontMetrics().lineSpacing()
+        fewest = max(self._fewest, self._placeholder_lines()) if self.document().isEmpty() else self._fewest
+        missing = max(fewest - len(heights), 0) * self.fontMetrics().lineSpacing()
         height = math.ceil(sum(heights[: self._most])) + missing + self._around
         if height != self.minimumHeight() or height != self.maximumHeight():
             self.setFixedHeight(height)
             self.grew.emit()
+
+    def _placeholder_lines(self) -> int:
+        """Lines that the placeholder takes, which Qt wraps like text."""
+        metrics, inside = self.fontMetrics(), self.viewport().rect().adjusted(4, 0, -4, 0)
+        if inside.width() < metrics.averageCharWidth():
+            return 1  # not laid out yet
+        wrapped = metrics.boundingRect(inside, Qt.TextFlag.TextWordWrap, self.placeholderText())
+        return max(1, min(self._most, round(wrapped.height() / metrics.lineSpacing())))
 
     def _line_heights(self) -> list[float]:
         """Heights of the first lines, at most one more than `most`."""

@@ -10,6 +10,7 @@ from engine.core.paths import user_paths
 _GROUP = "splitters"
 _OPEN = "open"
 _SIDE, _BODY = 304, 14  # pixels of a side panel and of body text at the normal text size
+_ANY_WIDTH = 16_777_215  # Qt's largest size
 
 
 def saved_splitter(name: str, first: QWidget, second: QWidget, *, sizes: tuple[int, int]) -> QSplitter:
@@ -54,13 +55,21 @@ class SidePanel(QFrame):
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
-        self._its_theme = theme
+        self._its_theme, self._alone = theme, False
         self.setProperty("kind", "side")
         self._fit_width()
         theme.changed.connect(self._fit_width)
 
     def _fit_width(self) -> None:
-        self.setFixedWidth(round(_SIDE * max(1.0, self._its_theme.tokens.body / _BODY)))
+        width = round(_SIDE * max(1.0, self._its_theme.tokens.body / _BODY))
+        self.setMinimumWidth(width)
+        self.setMaximumWidth(_ANY_WIDTH if self._alone else width)
+
+    def set_alone(self, *, alone: bool) -> None:
+        """Set whether the panel takes the whole width, because nothing beside it would be readable."""
+        if alone != self._alone:
+            self._alone = alone
+            self._fit_width()
 
 
 class Disclosure(QWidget):

@@ -57,6 +57,24 @@ def test_nothing_is_cut(large_walk, width, height, percent):
     assert cut_on_all_pages(walk, f"{width}x{height}-{percent}", by_clicks=smallest) == {}
 
 
+def test_an_open_panel_takes_the_place_of_the_chat_where_both_do_not_fit(large_walk):
+    walk = large_walk
+    set_theme(walk, 150)
+    walk.go("Chat")
+    for width in (900, 1500):
+        walk.ask(f"window.resize({width}, 600)")
+        walk.until(f"window.width() == {width}")
+        for name, panel in (("Tools", "chat.tools.panel"), ("System prompt and sampling", "chat.options")):
+            walk.click(name, "chat.bar")
+            walk.until(f"{panel}.isVisible() and chat.composer.isVisible() == {width == 1500}")
+            walk.settle()
+            assert walk.cuts(panel) == []
+            walk.picture(f"panel-{width}")
+            walk.click(name, "chat.bar")
+            walk.until(f"not {panel}.isVisible() and chat.composer.isVisible()")
+            assert walk.cuts("chat.composer") == []
+
+
 @pytest.mark.parametrize("percent", [100, 150, 200])
 def test_the_bar_shows_whole_words_or_none_however_low_the_window_is(large_walk, percent):
     """Words of letters that reach below the line were once cut in low windows."""
