@@ -64,7 +64,7 @@ SETTINGS: tuple[Setting, ...] = (
         choices=("system", "en", "de", "pseudo"),
         restart=True,
     ),
-    Setting("chat.model", "", "Model for new chats", "Empty: the most recently used model.", "Chat"),
+    Setting("chat.model", "", "Model for new chats", "By default, the most recently used model.", "Chat"),
     Setting("chat.system_prompt", "", "System prompt", "Instructions that open every new chat.", "Chat"),
     Setting(
         "chat.tools",
@@ -126,8 +126,8 @@ SETTINGS: tuple[Setting, ...] = (
         "web.searxng",
         "",
         "Address of a SearXNG instance for web search",
-        "Chats in which the Web tool is on send search words there. Its JSON format must be allowed. Empty: pages "
-        "can be read, but not searched.",
+        "Chats in which the Web tool is on send search words there. Its JSON format must be allowed. Without "
+        "an address, pages can be read, but not searched.",
         "Chat",
     ),
     Setting(
@@ -168,7 +168,8 @@ SETTINGS: tuple[Setting, ...] = (
         "voice.device",
         "",
         "Microphone",
-        "Its name. Empty: the microphone that the system uses. While you dictate, you can choose it from a list.",
+        "Its name. By default, the microphone that the system uses. While you dictate, you can choose it from a "
+        "list.",
         "Voice",
     ),
     Setting("code.reopen", True, "Reopen the last project", "With its last session, on the Code page.", "Code"),
@@ -206,7 +207,7 @@ SETTINGS: tuple[Setting, ...] = (
         "models.device",
         "",
         "Device",
-        "A device id, a kind (cpu, igpu, dgpu) or a backend (vulkan, cuda). Empty: Tessera chooses.",
+        "A device id, a kind (cpu, igpu, dgpu) or a backend (vulkan, cuda). By default, Tessera chooses.",
         "Models",
         restart=True,
     ),
@@ -242,7 +243,7 @@ SETTINGS: tuple[Setting, ...] = (
         "models.folder",
         "",
         "Folder of the models",
-        "Empty: the default folder. A change here moves no files. `tessera models move-folder` does.",
+        "By default, a folder of Tessera. A change here moves no files. `tessera models move-folder` does.",
         "Models",
         restart=True,
         folder=True,
@@ -302,7 +303,7 @@ SETTINGS: tuple[Setting, ...] = (
         "kernels.address",
         "",
         "Address of kernel packs",
-        "Address that `tessera kernels install NAME` downloads from. Empty: packs come only from files.",
+        "Address that `tessera kernels install NAME` downloads from. Without it, packs come only from files.",
         "Network",
     ),
     Setting(

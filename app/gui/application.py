@@ -262,27 +262,29 @@ class UpdateNotice(QObject):
         super().__init__(parent)
         self._services, self._banner = services, banner
         self.releases = RELEASES
-        services.settings.changed.connect(lambda name: self.look() if name == SETTING else None)
+        services.settings.changed.connect(lambda name: self.look(is_asked=True) if name == SETTING else None)
 
     def start(self) -> None:
         """Schedule the first check."""
         QTimer.singleShot(_AFTER_MS, self, self.look)
 
-    def look(self) -> None:
-        """Check the release page, unless settings forbid it. Show a banner only if there is a newer version."""
+    def look(self, *, is_asked: bool = False) -> None:
+        """Check the release page, unless settings forbid it. Show a banner only if there is a newer version.
+
+        `is_asked`: the user has just turned the check on, and is told too if it fails.
+        """
         now = self._services.settings.now
         if not now.flag(SETTING) or now.flag("network.offline"):
             return
-        self._services.background.run(
-            lambda: newer_version(self.releases),
-            self._show_version,
-            self._on_error,
-            self,
-        )
 
-    def _on_error(self, error: Exception) -> None:
-        log.info("no look for a newer version: %s", error)
-        self.looked.emit()
+        def failed(error: Exception) -> None:
+            log.info("no look for a newer version: %s", error)
+            if is_asked:
+                words = self.tr("The release page could not be read now. It is asked again at the next start.")
+                self._banner.notify(words, "warn")
+            self.looked.emit()
+
+        self._services.background.run(lambda: newer_version(self.releases), self._show_version, failed, self)
 
     def _show_version(self, version: str | None) -> None:
         self.looked.emit()
@@ -410,21 +412,17 @@ class Supervisor(QObject):
     def _check_server(self) -> None:
         if self._starting or self._reported or not self._link.crashed:
             return
-        now, reason = time.monotonic(), self._link.exit_words
+        now = time.monotonic()
+        log.warning("the server ended unexpectedly: %s", self._link.exit_words)
         self._services.models.refresh()
         if self._restarted_at is None or now - self._restarted_at > _TRUST_S:
             self._restarted_at = now
-            words = self.tr("The server stopped unexpectedly ({reason}) and is restarting.")
-            self._banner.notify(words.format(reason=reason), "warn")
-            self._begin(
-                self.tr("The server stopped unexpectedly ({reason}). It is running again.").format(reason=reason)
-            )
+            self._banner.notify(self.tr("The server stopped unexpectedly and is restarting."), "warn")
+            self._begin(self.tr("The server stopped unexpectedly. It is running again."))
             return
         self._reported = True
         self._banner.notify(
-            self.tr("The server stopped again ({reason}). Its log is on the page Server, under Log.").format(
-                reason=reason
-            ),
+            self.tr("The server stopped again. Its log is on the page Server, under Log."),
             "bad",
             (self.tr("Start the server"), self.start),
         )

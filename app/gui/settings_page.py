@@ -32,8 +32,18 @@ from engine.core.version import __version__
 from quantize.kv_cache_types import CACHE_TYPES
 
 _DELAY_MS = 400
+_NUMBER = 112  # pixels, of a number field; wider for words
 _UNITS = {"_percent": " %", "_mib": " MiB", "keep_alive": " s"}  # keyed by the ending of a setting's name
 _CODE = 2  # length of a language code
+# What 0 means, for settings in which it is no number like the others.
+_AT_ZERO = {
+    "chat.max_tokens": "No limit",
+    "models.context": "Automatic",
+    "models.parallel": "Automatic",
+    "models.keep_alive": "Never",
+    "models.max_loaded": "As many as fit",
+    "cache.prefix_mib": "None",
+}
 _TEST_LANGUAGE = "pseudo"  # finds texts that do not fit; not a language for users
 
 
@@ -209,10 +219,12 @@ class SettingsPage(Page):
         if isinstance(field, QDoubleSpinBox):
             field.setRange(setting.minimum or 0, setting.maximum or 0)
             field.setSingleStep(0.05)
+        if setting.name in _AT_ZERO:
+            field.setSpecialValueText(self.tr(_AT_ZERO[setting.name]))
         field.setSuffix(next((unit for end, unit in _UNITS.items() if setting.name.endswith(end)), ""))
         field.setValue(value)  # type: ignore[arg-type]  # the table's type
         field.setKeyboardTracking(False)
-        field.setFixedWidth(112)
+        field.setMinimumWidth(_NUMBER)
         field.lineEdit().setTextMargins(6, 0, 6, 0)
         field.valueChanged.connect(partial(self._save, setting.name))
         return field

@@ -104,6 +104,17 @@ def test_nothing_new_is_nothing_told(qtbot, desktop, releases, notice, version):
     assert version not in desktop.window.banner.text
 
 
+def test_a_page_that_cannot_be_read_is_told_when_asked_and_not_at_a_start(qtbot, desktop, releases, notice):
+    releases.status, banner = 500, desktop.window.banner
+    with qtbot.waitSignal(notice.looked):
+        desktop.services.settings.set(SETTING, value=True)
+    assert "could not be read now" in banner.text
+    banner.hide()
+    with qtbot.waitSignal(notice.looked):
+        notice.look()
+    assert banner.isHidden()
+
+
 @pytest.mark.parametrize(
     ("status", "body"),
     [
