@@ -154,7 +154,7 @@ SHOWN = (
 )
 STYLES = (("light", 1), ("dark", 1), ("light", 2), ("dark", 2))
 QUESTIONS = [suggestion.question for suggestion in FOR_A_MODEL[::2]]
-WAIT_S = 60
+WAIT_S = 300
 
 
 def main():
@@ -231,6 +231,7 @@ class Camera:
         marks += [given.language] if given.language != "en" else []
         self.name = "-".join([theme, str(100 * scale), *marks]) + ".png"
         self.out = given.out
+        self.name_of_page = "the models"
         self.services.theme.set(theme, given.text)
         self.window.resize(*map(int, given.size.split("x")))
 
@@ -239,7 +240,7 @@ class Camera:
         while not condition():
             self.rest(50)
             if time.monotonic() > end:
-                sys.exit("a page did not get ready")
+                sys.exit(f"not ready: {self.name_of_page}")
 
     def shoot(self, name):
         self.rest(700)
@@ -579,14 +580,17 @@ class Camera:
 
 def take(camera, pages):
     camera.desktop.start()
-    camera.wait(lambda: camera.services.models.choices)
-    for name in PAGES:
-        if name in pages:
-            getattr(camera, name.replace("-", "_"), lambda name=name: camera.plain(name))()
-            camera.shoot(name)
-    camera.close_dialogs()
-    camera.window.close()
-    camera.desktop.close()
+    try:
+        camera.wait(lambda: camera.services.models.choices)
+        for name in PAGES:
+            if name in pages:
+                camera.name_of_page = name
+                getattr(camera, name.replace("-", "_"), lambda name=name: camera.plain(name))()
+                camera.shoot(name)
+        camera.close_dialogs()
+    finally:  # otherwise its threads and its server go on
+        camera.window.close()
+        camera.desktop.close()
 
 
 if __name__ == "__main__":

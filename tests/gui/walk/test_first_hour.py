@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from engine.library.recommended_models import starters
-from tests.gui.walk.walker import ROOT
+from tests.gui.walk.walker import PAGES, ROOT
 
 SETTINGS, DOCUMENTS = "window.page('settings')", "window.page('documents')"
 LIBRARY = "window.page('library')"
@@ -23,6 +23,26 @@ def offered(hub):
     yield
     for starter in starters():
         del hub.repos[starter.repo]
+
+
+def test_all_pages_recommend_one_model_and_open_no_second_window(walk, offered):
+    """Pages are made when they are first shown; a part that is shown before it has a parent is a window."""
+    walk.until("spot('Download', chat._welcome)")
+    assert walk.ask("windows_opened()") == []
+    welcome = walk.ask("says(chat._welcome)").split(" | ")
+    recommended = welcome[welcome.index("Recommended") - 1]
+    for page in ("Documents", "Code", "Library", *PAGES, "Settings"):
+        walk.go(page)
+        walk.settle()
+    walk.go("Library")
+    walk.click("Find models", LIBRARY)
+    walk.until(f"'Recommended' in says({LIBRARY})")
+    listed = walk.ask(f"says({LIBRARY}.hub)").split(" | ")
+    assert listed[listed.index("Recommended") - 1] == recommended
+    assert listed.count("Recommended") == welcome.count("Recommended") == 1
+    walk.click("On this computer", LIBRARY)
+    walk.new_chat()
+    assert walk.ask("windows_opened()") == [], "each page opens in the one window"
 
 
 def test_the_first_hour_takes_twelve_clicks(walk, offered, tmp_path):
@@ -49,6 +69,7 @@ def test_the_first_hour_takes_twelve_clicks(walk, offered, tmp_path):
     walk.until(f"'1 document, 1 page' in says({DOCUMENTS})", 120)
     click("Ask about Lights in a chat", DOCUMENTS)
     walk.until("chat.isVisible() and 'Answers from Lights' in says(chat.composer)")
+    assert not walk.ask("chat.options.isVisible() or chat.tools.panel.isVisible()"), "the chip says it"
     walk.say("Who keeps the lighthouse of Skerry?")
     walk.until("'skerry.md' in says(chat.transcript)")
     assert not walk.ask("spot('Add documents', chat.banner)"), "offered once"

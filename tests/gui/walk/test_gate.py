@@ -61,6 +61,13 @@ def test_the_new_file_is_asked_the_tasks_and_the_card_says_what_came_out(walk, t
     walk.promised = walk.ask(f"{FIT}.size_words.text()")
     make(walk)
     walk.until(f"'Task commands.jsonl: 5 of 5 correct before, 5 after.' in says({FIT})")
+    loss = walk.ask(
+        f"says({FIT}._report.itemAt(0).widget()).split('Mean loss (KL divergence) | ')[1].split(' | ')[0]"
+    )
+    walk.until(f"'Measured loss of quality' in says({FIT}.chips)")
+    shown = re.search(r"Measured loss of quality: [a-z ]+ \(([\d.]+)\)", walk.ask(f"says({FIT}.chips)")).group(1)
+    assert abs(float(shown) - float(loss)) <= 0.0001, "what was measured replaces what was expected"
+    assert "Estimated loss" not in walk.ask(f"says({FIT}.chips)")
     walk.picture("gate-passed")
 
 

@@ -1,18 +1,23 @@
-"""What goes wrong around the window: a full disk, a deleted model, odd names."""
+"""What goes wrong around the window: a full disk, no network, a killed server, a deleted model, odd names."""
 
 import contextlib
+import os
+import signal
+import threading
+import time
 
+import psutil
 import pytest
 
 from tests.faults.test_disk_full import can_mount
-from tests.gui.walk.walker import ROOT
+from tests.gui.walk.walker import ROOT, has_namespaces
 
 pytestmark = pytest.mark.timeout(1500)  # servers end and start, on a crowded computer
 SPARK = ROOT / "assets" / "models" / "spark-f16.gguf"
 LIBRARY = "window.page('library')"
 LAST = "chat.controller.tree.path()[-1]"
-STORY = "Write a long story, at least two thousand words, about the keeper of a lighthouse."
-PATIENCE_S = 600.0
+STORY = "Write a long story about the keeper of a lighthouse."
+SERVER_BACK = "'It is running again' in window.banner.text and desktop.services.models.reachable"
 
 
 def write(walk, text):
@@ -30,6 +35,36 @@ def fill(ballast):
             with contextlib.suppress(OSError):
                 while True:
                     file.write(b"0" * size)
+
+
+def runners(walk):
+    """The processes that compute answers for the server of this window."""
+    found = []
+    for child in psutil.Process(walk.server()["pid"]).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # one that ended meanwhile
+            found += [child] if "engine.runner.main" in " ".join(child.cmdline()) else []
+    return found
+
+
+def kill_server(walk, stopped=()):
+    """End the server as a crash would, and the runners that stand still and cannot notice it."""
+    os.kill(walk.server()["pid"], signal.SIGKILL)
+    for runner in stopped:
+        with contextlib.suppress(psutil.Error):
+            runner.kill()
+
+
+def tried_again(walk, question):
+    """The server is back by itself, and the answer that it owed comes when it is asked for."""
+    walk.until("not chat.controller.busy")
+    walk.until(SERVER_BACK)
+    walk.picture("server-back")
+    assert walk.ask("chat.controller.tree.path()[-2].content") == question, "the question stays"
+    assert walk.ask(f"{LAST}.status") == "error"
+    walk.click("Try again", "chat.transcript")
+    walk.until(f"not chat.controller.busy and {LAST}.status == 'complete'")
+    walk.say("What is Tessera?")
+    assert walk.ask(f"{LAST}.status") == "complete"
 
 
 @pytest.mark.skipif(not can_mount(), reason="needs unshare and user namespaces (Linux)")
@@ -72,6 +107,12 @@ def test_a_model_that_is_deleted_while_it_is_loaded_goes_on_and_says_so(open_win
     walk.picture("model-deleted")
     assert walk.ask(f"{LAST}.status") == "complete", "what is in memory goes on answering"
     walk.until("'wanderer (missing)' in says(chat.bar)")
+    assert walk.loaded() == ["wanderer"]
+    walk.go("Devices")
+    walk.click("Eject: wanderer", "window.page('devices')")
+    walk.until("not spot('Eject: wanderer')")
+    walk.picture("ejected")
+    assert walk.loaded() == []
     walk.close()
 
 
@@ -86,3 +127,118 @@ def test_names_and_texts_from_right_to_left_stay_readable(walk, tmp_path):
     walk.until("'שלום עולם.txt' in says(chat.composer)")
     assert "\u202e" not in walk.ask("says(chat.composer)"), "no name turns its own end round"
     walk.picture("right-to-left")
+
+
+def test_a_server_that_is_killed_in_an_answer_loses_no_word_of_it(open_window):
+    walk = open_window()
+    walk.say("What is Tessera?")
+    stopped = runners(walk)
+    for runner in stopped:
+        runner.suspend()  # the answer comes in steps, so that its middle does not pass unseen
+    write(walk, STORY)
+    walk.until("chat.controller.busy")
+    said = "len(chat.controller.partial.content if chat.controller.partial else '')"
+    started = time.monotonic()
+    while walk.ask(said) < 20:
+        assert time.monotonic() - started < 300, "no answer in steps"
+        for runner in stopped:
+            runner.resume()
+        time.sleep(0.02)
+        for runner in stopped:
+            runner.suspend()
+    assert walk.ask("chat.controller.busy"), "it was in the middle"
+    length = walk.ask(said)
+    kill_server(walk, stopped)
+    walk.until("not chat.controller.busy")
+    assert len(walk.ask(f"{LAST}.content")) >= length, "what had arrived stays"
+    tried_again(walk, STORY)
+    walk.close()
+
+
+def test_a_server_that_is_killed_while_it_loads_a_model_starts_again(open_window):
+    walk = open_window()
+    walk.eject()
+    stopped, ended = [], threading.Event()
+
+    def suspend():
+        while not ended.wait(0.005):
+            for runner in runners(walk):
+                if runner not in stopped:
+                    runner.suspend()
+                    stopped.append(runner)
+
+    hand = threading.Thread(target=suspend)
+    hand.start()
+    try:
+        write(walk, STORY)
+        walk.until("'Starting the model' in says(chat.transcript)")
+        walk.picture("killed-while-loading")
+    finally:
+        ended.set()
+        hand.join()
+    kill_server(walk, stopped)
+    tried_again(walk, STORY)
+    walk.close()
+
+
+def test_a_server_that_is_killed_in_a_download_goes_on_where_it_was(open_window, hub):
+    walk = open_window()
+    raw = SPARK.read_bytes()
+    walk.go("Library")
+    walk.click("Find models")
+    walk.fill("Search models", "Other", LIBRARY)
+    walk.key("Return")
+    walk.until(f"'Other-GGUF' in says({LIBRARY})")
+    walk.click("What fits?", LIBRARY)
+    walk.until(f"'Q8_0' in says({LIBRARY})")
+    hub.faults.bytes_per_s = 1_000_000
+    try:
+        walk.click("Download", LIBRARY)
+        walk.ends("pull", 0, "running")
+        walk.until("[j for j in desktop.jobs.by_id.values()][0].progress.done > 1_000_000")
+        kill_server(walk)
+        walk.until(SERVER_BACK)
+    finally:
+        hub.faults.bytes_per_s = 0
+    walk.until("[j.state for j in desktop.jobs.by_id.values()][-1] in ('paused', 'failed', 'done')")
+    walk.picture("killed-in-a-download")
+    if walk.ask("[j.state for j in desktop.jobs.by_id.values()][-1]") != "done":
+        walk.click("Resume", LIBRARY)
+        walk.until("[j.state for j in desktop.jobs.by_id.values()][-1] == 'done'")
+    (file,) = (walk.home / "models").rglob("other*.gguf")
+    assert file.read_bytes() == raw
+    walk.close()
+
+
+@pytest.mark.skipif(not has_namespaces(), reason="needs unshare and user namespaces (Linux)")
+def test_without_a_network_each_page_says_once_what_it_cannot_reach(open_window):
+    walk = open_window(network=False)
+    walk.until("spot('Download', chat._welcome)")
+    walk.click("Check with Hugging Face", "chat._welcome")
+    walk.until("'Hugging Face did not answer' in says(chat._welcome)")
+    walk.click("Download", "chat._welcome")
+    walk.until("any(j.state == 'failed' for j in desktop.jobs.by_id.values())")
+    walk.settle()
+    walk.picture("no-network-welcome")
+    assert walk.ask("says().count('cannot be reached')") == 1, "one cause, said once"
+    walk.go("Library")
+    walk.click("Find models")
+    walk.until(f"'Hugging Face did not answer' in says({LIBRARY})")
+    walk.fill("Search models", "Qwen", LIBRARY)
+    walk.key("Return")
+    walk.until(f"'cannot be reached' in {LIBRARY}.hub.banner.text and spot('Try again', {LIBRARY}.hub.banner)")
+    walk.picture("no-network-search")
+    walk.go("Settings")
+    walk.click("Network", "window.page('settings')")
+    walk.click("Check for new versions of Tessera", "window.page('settings')")
+    walk.until("'could not be read now' in window.banner.text")
+    walk.picture("no-network-update")
+    walk.close()
+    walk.start()
+    walk.until("chat.composer.ready")
+    walk.settle()
+    walk.picture("no-network-start")
+    assert not walk.ask("window.banner.isVisible()"), "an update that cannot be looked up is no news"
+    walk.say("What is Tessera?")
+    assert walk.ask(f"{LAST}.status") == "complete", "what is here works"
+    walk.close()

@@ -7,7 +7,7 @@ import socket
 import psutil
 import pytest
 
-from tests.gui.walk.walker import WAIT_S
+from tests.gui.walk.walker import WAIT_S, Walk
 from tests.support.servers import wait_for
 
 pytestmark = pytest.mark.timeout(400)  # servers end and start, on a crowded computer
@@ -34,6 +34,30 @@ def test_a_server_that_died_twice_is_started_by_hand_once_its_port_is_free(open_
     assert psutil.pid_exists(walk.server()["pid"])
     walk.say("What is Tessera?")
     assert walk.ask("chat.controller.tree.path()[-1].status") == "complete"
+    walk.close()
+
+
+def test_what_is_written_before_the_server_runs_waits_and_is_sent(screen, tmp_path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        walk = Walk(screen, tmp_path / "home", {"TESSERA_SERVER_PORT": port})
+        try:
+            walk.click("Message", "chat")
+            walk.type("What is Tessera?")
+            walk.until("chat.composer.text == 'What is Tessera?'")
+            walk.key("Return")
+            walk.until("spot('What is Tessera?', chat.composer) and not chat.composer.text")
+            walk.until(f"spot('Try again', window.banner) and {port!r} in window.banner.text")
+            walk.picture("waits-for-the-server")
+        except BaseException:
+            walk.kill()
+            raise
+    walk.click("Try again", "window.banner")
+    walk.until("len(chat.controller.tree) == 2 and not chat.controller.busy")
+    assert walk.ask("[m.status for m in chat.controller.tree.path()]") == ["complete", "complete"]
+    assert not walk.ask("spot('What is Tessera?', chat.composer)"), "it waits no longer"
     walk.close()
 
 

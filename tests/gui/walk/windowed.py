@@ -55,6 +55,8 @@ class Eye(QObject):
             "words_of": words_of,
             "fresh": fresh,
             "written": written,
+            "windows_opened": windows_opened,
+            "ink": ink,
             "Qt": Qt,
             "QPoint": QPoint,
             "QSplitter": QSplitter,
@@ -123,6 +125,37 @@ def fingerprint():
             (w.geometry().getRect(), sorted(words_of(w))) for w in root.findChildren(QWidget) if w.isVisible()
         ]
     return hash(str(found))
+
+
+class Opened(QObject):
+    """Notes the class of all that opens as a window of its own, but for menus, lists and tips."""
+
+    def __init__(self):
+        super().__init__()
+        self.windows = []
+
+    def eventFilter(self, watched, event):
+        is_window = event.type() == QEvent.Type.Show and isinstance(watched, QWidget) and watched.isWindow()
+        if is_window and watched.windowType() not in {Qt.WindowType.Popup, Qt.WindowType.ToolTip}:
+            self.windows.append(type(watched).__name__)
+        return False
+
+
+def windows_opened():
+    """What opened since this was last asked; the first question begins to look."""
+    if opened.parent() is None:
+        opened.setParent(QApplication.instance())
+        QApplication.instance().installEventFilter(opened)
+    found, opened.windows = opened.windows, []
+    return found
+
+
+def ink(widget):
+    """How many colours the screen shows of it: one that is blank has one."""
+    seen = widget.visibleRegion().boundingRect()
+    at = widget.mapToGlobal(seen.topLeft())
+    shot = widget.screen().grabWindow(0, at.x(), at.y(), seen.width(), seen.height()).toImage()
+    return len({shot.pixel(x, y) for x in range(0, shot.width(), 3) for y in range(0, shot.height(), 3)})
 
 
 def takes_keys():
@@ -294,6 +327,6 @@ class SeenDesktop(application.Desktop):
 
 if __name__ == "__main__":
     os.environ["QT_QPA_PLATFORM"] = "xcb"
-    eye = Eye(sys.argv[1])
+    eye, opened = Eye(sys.argv[1]), Opened()
     application.Desktop = SeenDesktop
     sys.exit(application.run(sys.argv[2:]))
