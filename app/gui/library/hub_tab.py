@@ -6,6 +6,7 @@ from typing import TypeVar
 from PySide6.QtCore import QCoreApplication, Qt, QTimer, Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QCheckBox, QFrame, QVBoxLayout, QWidget
+from shiboken6 import isValid
 
 from app.gui import formatted
 from app.gui.app_context import AppContext
@@ -263,7 +264,7 @@ class HubTab(QWidget):
 
         def keep(comparison: UploadComparison) -> None:
             self._compared[repo] = comparison
-            when_released(self, lambda: self._show_plan(plan) if compare.isVisible() else None)
+            when_released(self, lambda: self._show_plan(plan) if isValid(compare) and compare.isVisible() else None)
 
         compare.compared.connect(keep)
         if repo in self._compared:
