@@ -46,7 +46,7 @@ _NAMED = 40  # further files that the tooltip of their number names
 _LATER_MS = 100
 _AROUND = 8  # pixels of padding above and below the text
 _LONG_TEXT = 10_000  # characters; a longer pasted text becomes an attachment
-_BESIDE_HINT = 280  # pixels for attach, meter, send and their spacing
+_BESIDE_HINT = 76  # pixels of margins and gaps in the line of the hint
 
 
 class _Editor(GrowingText):
@@ -240,9 +240,9 @@ class Composer(QFrame):
         self._hint = label(self.tr("Enter sends · Shift+Enter for a new line"), "small")
         self._hint.setMinimumWidth(1)  # otherwise the hint's width limits how narrow the composer can get
         self._tools, self._voice = row(spacing=8), row(spacing=8)
-        left = Flow(spacing=8)  # a second line where there is little room
+        self._left = Flow(spacing=8)  # a second line where there is little room
         for control in (self._attach, self._prompts, holding(self._voice), holding(self._tools)):
-            left.add(control)
+            self._left.add(control)
         self._signs = stack(spacing=4)
         self.setLayout(
             stack(
@@ -251,7 +251,7 @@ class Composer(QFrame):
                 self._chips,
                 self.editor,
                 row(
-                    left,
+                    self._left,
                     self._hint,
                     1,
                     self.meter,
@@ -426,9 +426,8 @@ class Composer(QFrame):
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Hide the hint if there is too little space."""
         super().resizeEvent(event)
-        tools = self._tools.sizeHint().width() + self._voice.sizeHint().width()
-        needed = self._hint.sizeHint().width() + tools + _BESIDE_HINT
-        self._hint.setVisible(self.width() > needed)
+        beside = self._left.sizeHint().width() + self.meter.minimumWidth() + self._send.minimumWidth()
+        self._hint.setVisible(self.width() > self._hint.sizeHint().width() + beside + _BESIDE_HINT)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         """Accept dropped files."""
