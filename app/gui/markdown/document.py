@@ -535,7 +535,7 @@ class BlockWriter:
         for kind, source in zip((TABLE, CELLS), table_source(rows), strict=True):
             table_format.setProperty(kind, source)
         has_head = len(rows) == 1 or any(cell.content.strip() for _, cell in rows[0])
-        shown = rows if has_head else rows[1:]
+        shown, head = rows if has_head else rows[1:], self._formats.emphasis(self._formats.text, "strong")
         table: QTextTable = self.cursor.insertTable(len(shown), columns, table_format)
         for r, row in enumerate(shown):
             for c, (alignment, cell) in enumerate(row):
@@ -543,8 +543,7 @@ class BlockWriter:
                 block = QTextBlockFormat()
                 block.setAlignment(_ALIGNMENTS.get(alignment, Qt.AlignmentFlag.AlignLeft))
                 self.cursor.mergeBlockFormat(block)
-                is_head = has_head and not r
-                base = self._formats.emphasis(self._formats.text, "strong") if is_head else self._formats.text
+                base = self._formats.text if r or not has_head else head
                 self.write_inline(cell.children or [], base)
         self.cursor = QTextCursor(table.document())
         self.cursor.movePosition(QTextCursor.MoveOperation.End)
