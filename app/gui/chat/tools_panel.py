@@ -416,8 +416,8 @@ class ToolCallTest(QWidget):
 
         def work() -> None:
             native, context = template_has_tools(api, model), context_here(api, model) or 0
-            made = certify(api, model, context, native_tools=native, on_result=count)
-            CertificateStore(user_paths().state).save(made)
+            measured = certify(api, model, context, native_tools=native, on_result=count)
+            CertificateStore(user_paths().state).save(measured)
 
         def end(error: Exception | None = None) -> None:
             del self._stopped[model]
