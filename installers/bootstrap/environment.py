@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -114,7 +115,7 @@ class _Installing(threading.Thread):
         command = [python, "-m", "pip", "install", "--require-hashes", "--disable-pip-version-check"]
         self._process = subprocess.Popen(
             [*command, "--progress-bar", "off", "-r", lock],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
         )  # fmt: skip
         self._seen = 0
         self._tail: list[str] = []
@@ -150,7 +151,13 @@ class _Installing(threading.Thread):
             raise RuntimeError("pip could not install the locked packages:\n" + "\n".join(self._tail))
 
     def stop(self) -> None:
-        """End pip if it is still running, because another step failed."""
-        if self.is_alive():
-            self._process.terminate()
-            self.join()
+        """End pip and what it runs if it is still running, because another step failed."""
+        if not self.is_alive():
+            return
+        if sys.platform == "win32":
+            subprocess.run(
+                ["taskkill", "/T", "/F", "/PID", str(self._process.pid)], capture_output=True, check=False
+            )
+        else:
+            os.killpg(self._process.pid, signal.SIGTERM)
+        self.join()

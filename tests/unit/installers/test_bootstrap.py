@@ -11,6 +11,7 @@ import venv
 import zipfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 from app.cli.main import cli
@@ -125,6 +126,11 @@ def test_a_start_after_one_that_failed_makes_the_environment_anew(sources, tmp_p
     assert not (made / "left.txt").exists()
 
 
+def processes_of(folder: Path) -> list[str]:
+    lines = (" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
+    return [line for line in lines if str(folder) in line]
+
+
 WAITING = """
 import os, time, zipfile
 
@@ -186,6 +192,7 @@ def test_packages_are_installed_while_llama_cpp_is_compiled(compiles, sources, t
     assert ("no compiler" in said) != compiles
     [installing] = pip
     assert (installing.poll() == 0) == compiles
+    wait_for(lambda: not processes_of(root), what="the end of pip and of what it ran")
     assert bool(list(root.glob(".venv/lib/*/site-packages/slow-0.0.1.dist-info"))) == compiles
 
 
