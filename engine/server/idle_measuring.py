@@ -26,6 +26,7 @@ from engine.job_kinds.measure.work import CompareOptions, Task
 from engine.jobs.job_types import ENDED, JobKind
 from engine.placement.cpu_choices import heads_of
 from engine.placement.estimate import ledger_amounts
+from engine.placement.fallbacks import without_flash_attention
 from engine.placement.history import Heads, attention_key
 from engine.placement.onnx import with_power
 from engine.placement.placer import read_shape
@@ -170,7 +171,10 @@ class IdleMeasuring:
             reason = f"{name} computes {answer['wrong']} wrongly ({why})"
             log.warning("model=%s: %s", model_id, reason)
             check = msgspec.convert(answer["check"], learned(DeviceCheck)) if "check" in answer else None
-            await asyncio.to_thread(checks.record_deep, settings, shape, machine, reason, check)
+            # Flash attention is not the cause, so the same device without it would be wrong too.
+            affected = [settings, without_flash_attention(settings)] if answer.get("in_products") else [settings]
+            for one in affected:
+                await asyncio.to_thread(checks.record_deep, one, shape, machine, reason, check)
             model = state.pool.get(model_id)
             if model is not None and model.settings == settings:
                 model.pending = ("device",)

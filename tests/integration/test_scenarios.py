@@ -311,7 +311,11 @@ def test_long_texts_and_answers_are_compared_with_the_cpu(bundled_model, monkeyp
     assert ("reserved" in found.get("reason", "")) is (fault is SomeReserved)
 
 
-def test_products_of_each_type_are_compared_with_one_row_and_128(bundled_model, monkeypatch):
+@pytest.mark.parametrize("is_text_wrong", [False, True])
+def test_products_of_each_type_are_compared_with_one_row_and_128(bundled_model, monkeypatch, is_text_wrong):
+    if is_text_wrong:
+        monkeypatch.setattr(WrongAfterHundred, "decodes", 0)
+        monkeypatch.setattr(deep_check_child, "Logits", WrongAfterHundred)
     settings = LoadSettings(path=str(bundled_model), n_ctx=1024, n_batch=512, n_ubatch=256, n_threads=1)
     seen = []
 
@@ -326,8 +330,9 @@ def test_products_of_each_type_are_compared_with_one_row_and_128(bundled_model, 
     is_faulty = True
     found = deep_check_child.compared(settings, 512)
     assert {("MUL_MAT", "f16", "one"), ("MUL_MAT", "f16", "many")} <= set(seen)
-    assert found["wrong"] == "matrix products"
-    assert "several tokens" in found["reason"]
+    assert found["in_products"]
+    assert found["wrong"] == ("an answer of 150 tokens" if is_text_wrong else "matrix products")
+    assert is_text_wrong or "several tokens" in found["reason"]
 
 
 @pytest.mark.parametrize("has_fault", [False, True])

@@ -29,6 +29,7 @@ from engine.runner.llama.reference_child import compute, reference_settings
 from engine.runner.llama.service import compared
 from engine.runner.protocol import LoadSettings, RowsRecorded, SampledRow
 from tests.optin.fault_device.plugin import build
+from tests.support.check_clock import replace_clock
 from tests.support.models.shapes import SHAPES, scaled, shallow, write_shape
 
 WORK = Path(os.environ.get("FAULT_DEVICE_WORK", ROOT / "build" / "fault_device"))
@@ -69,6 +70,12 @@ class FaultDevice:
     def count(self) -> int:
         """How many results were made wrong."""
         return int(self._plugin.fault_device_count())
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """The checks stop by CPU time, as on a computer that does nothing else."""
+    replace_clock(monkeypatch, time.process_time)
 
 
 @pytest.fixture(scope="module")

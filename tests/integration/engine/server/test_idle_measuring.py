@@ -227,6 +227,7 @@ def test_a_comparison_that_the_user_cancels_does_not_come_back(tmp_path):
     [
         ({"done": ["a long text"], "nats": 0.001}, False),
         ({"done": ["a long text"], "wrong": "a long text", "nats": 2.0, "check": CHECK}, True),
+        ({"done": [], "wrong": "matrix products", "reason": "product (q8_0)", "in_products": True}, True),
     ],
 )
 def test_long_texts_on_a_device_are_compared_once_while_nothing_runs(
@@ -266,6 +267,9 @@ def test_long_texts_on_a_device_are_compared_once_while_nothing_runs(
             found = checks.verdict(loaded.settings, shape, machine)
             assert found.wrong is wrong
             assert ("wrongly" in found.reason) is wrong
+            # Without flash attention the products are the same, so the next settings are those of the CPU.
+            sound = state.placer.sound(loaded.settings, shape).settings
+            assert sound.devices == (() if "in_products" in answer else ("Vulkan0",))
             ((_, depth),) = asked
             assert depth == loaded.settings.n_ctx - idle_measuring.PIECE
             assert set(renewed) == ({("device",)} if wrong else set())
