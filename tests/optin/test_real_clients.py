@@ -66,7 +66,7 @@ def long_server(tmp_path):
     server.stop()
 
 
-def launch(name, server, project, tmp_path, program, *arguments, model="spark", context=65536):
+def launch(name, server, project, tmp_path, program, *arguments, model="spark", context=65536, settings=None):
     """Start the client as `tessera launch` would, in a home of its own.
 
     goose has another subcommand for a single task than the one that opens a conversation.
@@ -87,6 +87,7 @@ def launch(name, server, project, tmp_path, program, *arguments, model="spark", 
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
         "GOOSE_DISABLE_SESSION_NAMING": "true",
         **start.env,
+        **(settings or {}),
     }
     first = [] if name == "goose" else start.argv[1:]
     return run(program, first, arguments, project, environment)
@@ -493,12 +494,13 @@ def test_claude_code_reads_a_collection_through_mcp(clients, server, project, tm
     config = tmp_path / "mcp.json"
     entry = {"command": first, "args": arguments, "env": environment}
     config.write_text(json.dumps({"mcpServers": {"papers": entry}}))
-    server.say(tool_calls(("WaitForMcpServers", {})))
+    server.say(tool_calls(("WaitForMcpServers", {})), again="Still connecting")
     server.say(tool_calls(("mcp__papers__search", {"question": "When is the rent due?"})))
     server.say("The rent is due on the fifth.")
     done = launch(
         "claude", server, project, tmp_path, program, "--print", "--mcp-config", str(config), "--strict-mcp-config",
         "--allowedTools", "mcp__papers__search", "--", "When is my rent due? Look into my papers.",
+        settings={"MCP_TIMEOUT": "300000"},  # ms; its default is too short for a busy computer
     )  # fmt: skip
     assert "due on the fifth" in done.stdout, done.stdout + done.stderr
     # The passage went back to the model.

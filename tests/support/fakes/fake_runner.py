@@ -2,7 +2,8 @@
 
 `python fake_runner.py FOLDER`: each request uses the next line of the newest FOLDER/script*.jsonl, a reply such as
 `{"pieces": ["Hel", "lo"], "delay_s": 0.01, "finish": "stop"}`, and is recorded in FOLDER/requests.jsonl. If no line
-is left, it repeats "fake " `max_tokens` times (at TESSERA_FAKE_TOK_S tokens per second, if set).
+is left, it repeats "fake " `max_tokens` times (at TESSERA_FAKE_TOK_S tokens per second, if set). A reply with
+`"again": "busy"` is also the reply to each next request whose prompt has that text near its end.
 """
 
 import asyncio
@@ -22,6 +23,8 @@ from engine.runner import protocol
 from engine.runner.orphans import die_with_parent
 from engine.runner.protocol import Channel, claim_stdio
 
+_NEAR_END_CHARS = 300  # the last message and the mark of the answer that follows
+
 
 class FakeRunner:
     def __init__(self, channel: Channel, folder: Path) -> None:
@@ -34,7 +37,7 @@ class FakeRunner:
         self.clock = "TESSERA_FAKE_CLOCK" in os.environ  # for benchmarks: each token states its time of generation
         self.outbox: list[tuple[int, object]] = []
 
-    def reply(self) -> dict[str, object] | None:
+    def reply(self, prompt: str) -> dict[str, object] | None:
         try:
             script = max(self.folder.glob("script*.jsonl"))
             lines = script.read_text("utf-8").splitlines()
@@ -43,6 +46,9 @@ class FakeRunner:
         died = script.with_suffix(".used")  # the script made an earlier runner exit
         if script.name != self.script:
             self.script, self.used = script.name, int(died.read_text()) if died.exists() else 0
+        again = json.loads(lines[self.used - 1]).get("again") if 0 < self.used <= len(lines) else None
+        if again and again in prompt[-_NEAR_END_CHARS:]:
+            return json.loads(lines[self.used - 1])
         if self.used >= len(lines):
             return None
         self.used += 1
@@ -132,7 +138,7 @@ class FakeRunner:
             )
             return
         self.emit(message.id, Started(prompt_tokens=prompt_tokens, cached_tokens=0))
-        reply = self.reply() or {"pieces": ["fake "] * (request.max_tokens or 4), "finish": "length"}
+        reply = self.reply(request.prompt) or {"pieces": ["fake "] * (request.max_tokens or 4), "finish": "length"}
         if reply.get("die"):
             (self.folder / self.script).with_suffix(".used").write_text(str(self.used))
             os._exit(int(reply["die"]))
