@@ -89,7 +89,7 @@ def is_ready(kind: str) -> bool:
     """
     built = marked()
     covers = {"server": ("server", "desktop", "test"), "desktop": ("desktop", "test"), "test": ("test",)}
-    if not any(built.get(k) == fingerprint(k) for k in covers[kind]):
+    if not any(k in built and built[k] == fingerprint(k) for k in covers[kind]):
         return False
     return set(build_tools()) <= set(built.get("tools", "").split(","))
 

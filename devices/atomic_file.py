@@ -14,8 +14,8 @@ from typing import Final
 LOCK_S: Final = 20.0
 _POLL_S: Final = 0.005
 _LOCK: Final = ".lock"
-# Earlier versions put the process id in the names of unfinished files. Nothing else may match, because the folder
-# may be the user's own: `a.7.part` could be a download.
+# Prefixes, and unfinished files of earlier versions, have the process id in their names. Nothing else may match,
+# because the folder may be the user's own: `a.7.part` could be a download.
 _OF_A_PROCESS: Final = re.compile(
     r"[^/]*/\..+\.(\d+)(?:\.onnx)?\.partial|\.partial/import-(\d+)-.+|[^/]*/[0-9a-f]{32}\.(\d+)\.part"
 )
@@ -84,7 +84,7 @@ def unfinished(target: Path) -> Iterator[Path]:
     path = target.with_name(f".{name}.{os.urandom(4).hex()}.partial")
     lock = FileLock(str(path) + _LOCK)
     with contextlib.suppress(NotImplementedError):  # a file system without locks: nothing is swept there
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=LOCK_S, poll_interval=_POLL_S)  # a sweep may hold it for a moment
     try:
         yield path
     finally:

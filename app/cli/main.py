@@ -173,7 +173,9 @@ def _code_of_abort(error: BaseException) -> int:
     """Exit code of Ctrl-C and of a declined question; a question that nobody can answer is a wrong command line."""
     if not isinstance(error.__context__, EOFError) or sys.stdin.isatty():
         return 130
-    click.echo("\ntessera: There is nobody to answer. Options such as --yes answer in advance.", err=True)
+    from app.cli.echo import echo
+
+    echo("\ntessera: There is nobody to answer. Options such as --yes answer in advance.", err=True)
     return 2
 
 

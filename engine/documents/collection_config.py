@@ -146,10 +146,16 @@ class RemovedCollections:
         with self._lock:
             if key not in self._removed:
                 raise NoCollection(key)
-            definitions.restore(self._removed[key][0])
+            aside, folder = self._folder / f"{key}{_REMOVED}", self._folder / key
+            with contextlib.suppress(OSError):  # first: once it is listed, a missing index is built again
+                aside.rename(folder)
+            try:
+                definitions.restore(self._removed[key][0])
+            except (InputFault, OSError):
+                with contextlib.suppress(OSError):
+                    folder.rename(aside)
+                raise
             del self._removed[key]
-            with contextlib.suppress(OSError):
-                (self._folder / f"{key}{_REMOVED}").rename(self._folder / key)
 
     def delete_old(self, older_s: float | None = None) -> None:
         """Delete what was removed before `KEPT_REMOVED_S`, or before this time."""

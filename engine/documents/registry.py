@@ -214,14 +214,18 @@ class OpenCollection:
         self.asked_at = 0.0
         self.embedded_to = 0
         self._lock = FileLock(str(folder / "writer.lock"), thread_local=False)
+        self._turn = threading.Lock()
+        self._closed = False
 
     def owned(self) -> bool:
         """Return whether this process holds the writer lock, and thus keeps the index up to date."""
-        if self._lock.is_locked:
-            return True
-        with contextlib.suppress(Timeout, OSError):
-            self._lock.acquire(timeout=0)
-        return bool(self._lock.is_locked)
+        with self._turn:
+            if self._closed:
+                return False
+            if not self._lock.is_locked:
+                with contextlib.suppress(Timeout, OSError):
+                    self._lock.acquire(timeout=0)
+            return bool(self._lock.is_locked)
 
     def rest(self) -> bool:
         """Close the index until it is needed; False if it is in use."""
@@ -231,8 +235,11 @@ class OpenCollection:
         return True
 
     def close(self) -> None:
+        """Close it for good: a thread that still works on it does not create the folder again."""
         self.store.close()
-        self._lock.release()
+        with self._turn:
+            self._closed = True
+            self._lock.release()
 
 
 class Collections:
@@ -267,16 +274,16 @@ class Collections:
 
     def live(self, key: str) -> OpenCollection:
         """A collection; its index is opened on first use. Raises: NoCollection."""
-        return self._live_of(self.definitions.get(key))
+        with self._lock:
+            return self._live_of(self.definitions.get(key))
 
     def _live_of(self, definition: CollectionConfig) -> OpenCollection:
-        with self._lock:
-            live = self._live.get(definition.id)
-            if live is None:
-                folder = self.folder / definition.id
-                live = self._live[definition.id] = OpenCollection(definition, folder, self._close_surplus)
-            live.definition = definition
-            return live
+        live = self._live.get(definition.id)
+        if live is None:
+            folder = self.folder / definition.id
+            live = self._live[definition.id] = OpenCollection(definition, folder, self._close_surplus)
+        live.definition = definition
+        return live
 
     def _close_surplus(self) -> None:
         """Close the least recently used indexes before another one is opened."""
@@ -293,7 +300,9 @@ class Collections:
                 live.rest()
 
     def all(self) -> list[OpenCollection]:
-        return [self._live_of(definition) for definition in self.definitions.all()]
+        # One step, or a collection that is removed in between is opened again.
+        with self._lock:
+            return [self._live_of(definition) for definition in self.definitions.all()]
 
     def add(self, name: str, prefix: str = NAMED, **fields: object) -> OpenCollection:
         """Add a collection and start reading its files. Raises: InputFault."""

@@ -40,7 +40,7 @@ opened = os.fdopen
 
 def fdopen(descriptor, mode="r", *more, **options):
     file = opened(descriptor, mode, *more, **options)
-    return Slow(file) if os.readlink(f"/proc/self/fd/{{descriptor}}").endswith(".partial") else file
+    return Slow(file) if os.readlink(f"/proc/self/fd/{{descriptor}}").endswith(".part") else file
 
 if "engine.runner.main" in sys.orig_argv:
     os.fdopen = fdopen

@@ -412,10 +412,11 @@ class BenchPage(Page):
         start = f"{name} " if kind == "shape" else None  # the quantization follows the name
         matches = (r.model.startswith(start) if start else r.model == name for r in self._results)
         newest = next((line for line, fits in enumerate(matches) if fits), None)
-        if newest is None:
-            self.table.clearSelection()
-        else:
-            self.table.selectRow(newest)
+        # Not selectRow, which adds the row to the selection while Ctrl is held.
+        self._select(() if newest is None else (self._results[newest].id,))
+        if newest is not None:
+            self.table.scrollTo(self.table.model().index(newest, 0))
+        self._draw()
 
     @property
     def selected(self) -> list[BenchResult]:

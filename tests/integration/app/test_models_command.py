@@ -132,7 +132,7 @@ def test_ctrl_c_pauses_a_download_and_the_same_command_goes_on(tessera, hub, mon
     try:
         with monkeypatch.context() as patch:
             patch.setattr(models_hub, "_json_line", press)
-            tessera("pull", "org/Slow-GGUF", "--json", code=1)
+            tessera("pull", "org/Slow-GGUF", "--json", code=130)
     finally:
         hub.faults.bytes_per_s = 0.0
     assert 0 < hub.sent_bytes - before < SPARK.stat().st_size

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 import numpy as np
 
-from devices.atomic_file import sweep_unfinished, unfinished
+from devices.atomic_file import sweep_unfinished
 from devices.msgspec_lock import learned
 from engine.runner.llama.cache.cells import steady_length
 from engine.runner.llama.cache.prefix_index import Key, PrefixIndex, StoredPrefix
@@ -386,6 +386,7 @@ class PrefixFiles:
         disk = shutil.disk_usage(path.parent)
         if disk.free - entry.size < min(MIN_FREE_FRAC * disk.total, MAX_FREE_BYTES):
             raise OSError(errno.ENOSPC, "the rest of the disk is for other things")
+        temporary = path.with_suffix(f".{os.getpid()}.part")
         header = msgspec.msgpack.encode(
             _FileHeader(
                 self._fingerprint,
@@ -397,14 +398,16 @@ class PrefixFiles:
                 entry.num_steady,
             )
         )
-        with unfinished(path) as temporary:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(_MAGIC + _HEADER.pack(len(header)) + header)
                 view = memoryview(data)
                 for start in range(0, len(view), PART_BYTES):
                     self._num_written += file.write(view[start : start + PART_BYTES])
             temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def _header(self, file: BinaryIO) -> _FileHeader | None:
         """Read the header of this model's file, up to the start of the data; None for any other file."""
