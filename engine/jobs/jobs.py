@@ -396,7 +396,8 @@ class JobRegistry:
         with self._lock:
             job = self.get(job_id)
             control = self._controls.get(job_id)
-            if control is None or job.ended:
+            # The thread of a paused job may not have ended yet.
+            if control is None or job.ended or job.state == "paused":
                 raise InputFault(f"job {job_id} is {job.state}", "id")
             control.ask(overrides)
         return self.get(job_id)
