@@ -91,6 +91,7 @@ NOT_RUN = {
     r"tessera models pull .*": "the hub: unit/engine/library/test_hub.py",
     r"tessera (bench|autotune) .*": "a measurement: e2e/test_measuring_routes.py",
     r"tessera doctor": "ends with 1 where something is missing: unit/devices/test_doctor.py",
+    r"tessera verify-device spark": "minutes, and a Vulkan device: optin/installers/clean_root.py",
     r"tessera launch \S+.*": "other programs: unit/app/code",
     r"tessera service .*": "the service manager of this user: integration/test_service.py",
     r"tessera onnx .*": "minutes, or other libraries: integration/test_onnx_fixed.py",
