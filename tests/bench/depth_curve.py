@@ -17,19 +17,16 @@ import tempfile
 import time
 from pathlib import Path
 
-from devices.backends.cpu_kernels import tiles_library
-from devices.backends.libraries import library_folder
 from devices.detect import inventory
 from devices.host_real import RealHost
 from engine.job_kinds.bench import dummy_model
-from engine.placement.cpu_choices import prompt_tiles
 from engine.placement.history import SpeedPoint, seconds_at
 from engine.placement.placer import read_shape
 from engine.placement.speed import Forecast
 from engine.runner.llama.native.batch import Batch
-from engine.runner.llama.native.llama_api import start_backends
-from engine.runner.llama.native.model import LoadedModel, load
+from engine.runner.llama.native.model import LoadedModel
 from engine.runner.protocol import LoadSettings
+from tests.bench.own_side import load_as_chosen
 from tests.bench.recording import record
 
 BLOCK, WRITTEN, RUNS, PIECE = 256, 8, 5, 512
@@ -102,17 +99,15 @@ def curve(path: Path, name: str, options: argparse.Namespace) -> int:
     cells, threads = max(options.depths) + 2 * PIECE, options.threads
     settings = LoadSettings(
         path=str(path), n_ctx=cells, kv_cells=cells, n_parallel=2, n_batch=PIECE, n_ubatch=PIECE,
-        n_threads=threads, n_threads_batch=threads, flash_attn="on",
+        n_threads=threads, n_threads_batch=threads,
     )  # fmt: skip
     machine, shape = inventory(RealHost()), read_shape(str(path))
     cpu = machine.device("cpu")
     assert cpu is not None
-    if tiles_library(library_folder()) is not None:
-        settings = prompt_tiles(settings, shape, machine.isa) or settings
-    rule = Forecast(shape, settings, ((cpu, "cpu", 1.0),), cpu)
+    loaded = load_as_chosen(settings)
+    rule = Forecast(shape, loaded.settings, ((cpu, "cpu", 1.0),), cpu)
     expected_s = RUNS * sum(BLOCK * rule.prompt_s(at) + WRITTEN * rule.decode_s(at) for at in options.depths)
     print(f"{name}: {expected_s / 60:.1f} min by the rule, without a point measured", flush=True)
-    loaded = load(start_backends(), settings, lambda _fraction: True)
     try:
         rows_at = measured(loaded, sorted({*options.depths, *options.points}))
     finally:

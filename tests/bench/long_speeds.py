@@ -21,16 +21,10 @@ from typing import BinaryIO
 
 import httpx2
 
-from devices.backends.cpu_kernels import tiles_library
-from devices.backends.libraries import library_folder
-from devices.detect import inventory
-from devices.host_real import RealHost
-from engine.placement.cpu_choices import prompt_tiles
-from engine.placement.placer import read_shape
 from engine.runner.llama.native.batch import Batch
-from engine.runner.llama.native.llama_api import start_backends
-from engine.runner.llama.native.model import LoadedModel, load
+from engine.runner.llama.native.model import LoadedModel
 from engine.runner.protocol import LoadSettings
+from tests.bench.own_side import load_as_chosen
 from tests.bench.recording import record
 from tests.bench.rival import LlamaServer
 
@@ -144,12 +138,9 @@ def ours(given: argparse.Namespace, folder: Path) -> Speeds:
     cells = max(given.depths) + 1024
     settings = LoadSettings(
         path=str(given.model), n_ctx=cells, kv_cells=cells, n_parallel=1, n_batch=512, n_ubatch=512,
-        n_threads=given.threads, n_threads_batch=given.threads, flash_attn="on",
+        n_threads=given.threads, n_threads_batch=given.threads,
     )  # fmt: skip
-    if tiles_library(library_folder()) is not None:
-        shape = read_shape(str(given.model))
-        settings = prompt_tiles(settings, shape, inventory(RealHost()).isa) or settings
-    loaded, found = load(start_backends(), settings, lambda _: True), {}
+    loaded, found = load_as_chosen(settings), {}
     try:
         for depth, file in states(loaded, given.depths, folder):
             restore(loaded, file, depth)
