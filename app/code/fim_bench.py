@@ -17,7 +17,7 @@ from engine.chat.fim import FimGap, shortened
 _SUFFIX_DIVISOR = 32
 _SUFFIX_FLOOR_CHARS = 96
 # Editors do not read a longer suggestion; each response is closed after its first token.
-_MAX_TOKENS = 48
+MAX_TOKENS = 48
 
 
 class FimBench(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,14 +60,19 @@ def run(
     model: str | None = None,
     count: int = 120,
     window_chars: int = 2400,
+    max_tokens: int = MAX_TOKENS,
 ) -> FimBench:
-    """Type `count` characters into the middle of `text`; each keystroke closes the previous response."""
+    """Type `count` characters into the middle of `text`; each keystroke closes the previous response.
+
+    With `max_tokens` 1 a response counts although its token has no text: for files with random weights.
+    """
     start = text.rfind("\n", 0, len(text) * 2 // 3) + 1
     times: list[float] = []
     prompt = cached = 0
     cold = 0.0
     for number, (buffer, cursor) in enumerate(keystrokes(text, start, count + 1)):
-        first_s, num_prompt, num_cached = _first(client, gap_at(path, buffer, cursor, window_chars), model)
+        gap = gap_at(path, buffer, cursor, window_chars)
+        first_s, num_prompt, num_cached = _first(client, gap, model, max_tokens)
         if number == 0:
             cold = (first_s or 0.0) * 1000
             continue
@@ -90,7 +95,7 @@ def run(
     )
 
 
-def _first(client: Client, gap: FimGap, model: str | None) -> tuple[float | None, int, int]:
+def _first(client: Client, gap: FimGap, model: str | None, max_tokens: int) -> tuple[float | None, int, int]:
     """Return seconds to the first token (None if there was none), prompt tokens, and cached prompt tokens.
 
     Closing the stream ends the work within one ubatch. Raises: ApiError, ServerUnreachable.
@@ -99,7 +104,7 @@ def _first(client: Client, gap: FimGap, model: str | None) -> tuple[float | None
         "input_prefix": gap.prefix,
         "input_suffix": gap.suffix,
         "filename": gap.path,
-        "n_predict": _MAX_TOKENS,
+        "n_predict": max_tokens,
         "temperature": 0.0,
         "stream": True,
     }
@@ -109,7 +114,7 @@ def _first(client: Client, gap: FimGap, model: str | None) -> tuple[float | None
         for event in events:
             prompt = prompt if event.tokens_evaluated is None else event.tokens_evaluated
             cached = cached if event.tokens_cached is None else event.tokens_cached
-            if event.content:
+            if event.content or (event.stop and max_tokens == 1):
                 return time.perf_counter() - started_at, prompt, cached
             if event.stop:
                 break

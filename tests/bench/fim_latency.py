@@ -4,7 +4,8 @@
 
 Models: the bundled toy, and the shape of Qwen2.5-Coder-1.5B in Q8_0 with random weights (1.6 GB, in FOLDER).
 The shape has the toy's vocabulary, filled up to Qwen's size, so that its prompts have tokens of usual length. What
-it suggests says nothing; what it costs does. Each keystroke closes the request of the one before, as editors do.
+it suggests says nothing, and most of its tokens have no text, so each response has one token; what it costs does
+count. With the toy each keystroke closes the request of the one before, as editors do.
 """
 
 import argparse
@@ -92,9 +93,11 @@ def main() -> None:
     if not coder.exists():
         write_coder(coder)
     source = Path(fim_bench.__file__)
-    for label, path in (("toy", None), ("1.5B shape, Q8_0", coder)):
+    for label, path, tokens in (("toy", None, fim_bench.MAX_TOKENS), ("1.5B shape, Q8_0", coder, 1)):
         with served(path) as (client, model):
-            found = fim_bench.run(client, source.read_text(), source.name, model=model, count=given.keystrokes)
+            found = fim_bench.run(
+                client, source.read_text(), source.name, model=model, count=given.keystrokes, max_tokens=tokens
+            )
         print(label, found)
         rows = {"p50": found.p50_ms, "p95": found.p95_ms, "first request": found.cold_ms}
         for metric, value in rows.items():
