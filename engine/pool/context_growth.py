@@ -49,10 +49,11 @@ class ContextGrowth:
         self._evict = evict
         self._evictable = evictable
 
-    async def grow(self, model: LoadedModel, tokens: int, *, exact: bool = False) -> None:
+    async def grow(self, model: LoadedModel, tokens: int, *, exact: bool = False, evicts: bool = True) -> None:
         """Grow the context to hold `tokens` (prompt and response). The caller must admit no other load meanwhile.
 
-        `exact`: the user requested this size; otherwise more space is added for later tokens.
+        `exact`: the user requested this size; otherwise more space is added for later tokens. `evicts`: idle models
+        may be unloaded for it.
 
         Raises:
             ContextOverflow: The model was trained for less, the user set less, or its context cannot be resized.
@@ -67,7 +68,7 @@ class ContextGrowth:
             raise ContextOverflow(tokens - 1, limit)
         sizes = (_resized(before, tokens),) if exact else tuple(larger(before, tokens, facts.max_ctx))
         while (fitting := await self._first_that_fits(model, sizes)) is None:
-            if not await self._eviction_helps(model, sizes[-1]) or not await self._evict():
+            if not evicts or not await self._eviction_helps(model, sizes[-1]) or not await self._evict():
                 raise await self._refusal(model, tokens, sizes[-1])
         after, through_disk = fitting
         try:

@@ -303,10 +303,11 @@ class Pool:
         except (TesseraError, OSError) as error:
             log.warning("model=%s is not loaded again: %s", model.id, error)
 
-    async def grow(self, model: LoadedModel, tokens: int, *, exact: bool = False) -> None:
+    async def grow(self, model: LoadedModel, tokens: int, *, exact: bool = False, evicts: bool = True) -> None:
         """Grow a loaded model's context to `tokens`, prompt and response together.
 
-        `exact`: the user requested this size; otherwise more space is added for later tokens.
+        `exact`: the user requested this size; otherwise more space is added for later tokens. `evicts`: idle models
+        may be unloaded for it.
 
         Raises:
             ContextOverflow: The model was trained for less.
@@ -317,7 +318,7 @@ class Pool:
             async with model.lock:
                 if self._models.get(model.id) is model:
                     async with self._admitting:
-                        await self._growth.grow(model, tokens, exact=exact)
+                        await self._growth.grow(model, tokens, exact=exact, evicts=evicts)
         finally:
             model.waiting -= 1
 
@@ -339,7 +340,7 @@ class Pool:
 
     async def _grow_for(self, model: LoadedModel, runner: GrowingRunner, request: ContextWanted) -> None:
         try:
-            await self.grow(model, request.tokens)
+            await self.grow(model, request.tokens, evicts=not request.wants_cells)
         except RunnerDied:
             return  # the waiting requests already got this error
         except TesseraError as error:

@@ -230,10 +230,10 @@ class RunnerProcess:
         return reply
 
     def keep_context(self, request: protocol.ContextWanted, error: TesseraError) -> None:
-        """Refuse to grow the context for this request: fail it with `error`, unless it already generates."""
+        """Refuse to grow the context for this request: fail it with `error` if it needs that."""
         self._post(protocol.ContextKept(id=request.id))
         mailbox = self._mailboxes.get(request.id)
-        if mailbox is not None and not request.begun:
+        if mailbox is not None and not request.goes_on:
             mailbox.put(error)
 
     def _refuse_context(self, request: protocol.ContextWanted) -> None:

@@ -368,16 +368,26 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True, tag="pace"):
 class ContextWanted(msgspec.Struct, frozen=True, kw_only=True, tag="context_wanted"):
     """A request needs a context of `tokens` tokens; it waits for `Resized` or `ContextKept`.
 
-    `begun`: it already generates and is nearly at the end of the context.
+    `begun`: it already generates and is nearly at the end of the context. `wants_cells`: it would fit, but others
+    use the cells, so without a larger context it starts when they end.
     """
 
     id: int
     tokens: int
     begun: bool = False
+    wants_cells: bool = False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the request runs without a larger context, too."""
+        return self.begun or self.wants_cells
 
 
 class ContextKept(msgspec.Struct, frozen=True, kw_only=True, tag="context_kept"):
-    """The context does not grow for this request; if it already generates, it ends at the context's end."""
+    """The context does not grow for this request.
+
+    If it already generates, it ends at the context's end; if it waits for cells of others, it goes on waiting.
+    """
 
     id: int
 

@@ -16,7 +16,7 @@ from engine.placement.resources import open_resources
 from engine.placement.types import ModelSettings
 from engine.pool import pool as pools
 from engine.pool.model_resolution import ResolvedModel
-from engine.runner.protocol import ContextWanted, LoadSettings
+from engine.runner.protocol import ContextWanted, LoadSettings, Pace
 from tests.support import runner_calls
 from tests.support.fakes.free_pool import FreePool
 from tests.support.models.architectures import ARCHITECTURES, write_architecture
@@ -310,3 +310,39 @@ def test_a_request_that_gives_way_goes_on_where_it_was(model, max_ctx):
     answers, stats = with_runner(model("Llama, Mistral"), both, n_ctx=768, kv_cells=1152, max_ctx=max_ctx)
     assert [len(a.ids) for a in answers] == [600] * 2
     assert stats.computed_tokens < 2 * (60 + 600) + 64
+
+
+@pytest.mark.parametrize("memory", ["free", "full"])
+def test_a_request_does_not_wait_for_cells_that_can_be_had(model, memory):
+    """It would fit alone: while a slow response uses the cells, the context grows, or it waits if that fails."""
+
+    async def work(runner):
+        asks, _ = grown_by(runner, (2048,))
+
+        def on_wanted(ask):
+            asks.append(ask)
+            runner.keep_context(ask, ContextOverflow(0, 0))
+            runner.pace(Pace())
+
+        if memory == "full":
+            runner.on_context_wanted = on_wanted
+        runner.pace(Pace(duty=0.05))
+        begun, written = asyncio.Event(), []
+
+        async def write():
+            async for event in runner.generate(asked(text(40, seed=5), max_tokens=950)):
+                written.extend(getattr(event, "token_ids", ()))
+                begun.set()
+
+        other = asyncio.create_task(write())
+        await begun.wait()
+        beside = asyncio.create_task(answered(runner, asked(text(LONG), max_tokens=8)))
+        done, _ = await asyncio.wait({beside, other}, return_when=asyncio.FIRST_COMPLETED)
+        runner.pace(Pace())
+        await other
+        return asks, done == {beside}, await beside, written
+
+    asks, is_first, beside, written = with_runner(model("Llama, Mistral"), work, n_ctx=1024)
+    assert [ask.wants_cells for ask in asks] == [True]
+    assert is_first == (memory == "free")
+    assert (len(beside.ids), len(written)) == (8, 950)

@@ -9,9 +9,10 @@ from engine.core.types import Event, PromptProgress, Started
 from engine.runner.generation.draft_length import DraftBalance
 from engine.runner.generation.sequence import Sequence
 from engine.runner.llama.cache.cells import CachedSequence
+from engine.runner.llama.cache.kv import KVCache
 from engine.runner.llama.cache.prefix_index import Key
 from engine.runner.llama.vision.vision import Media
-from engine.runner.load_limits import STEADY_ROWS
+from engine.runner.load_limits import MAX_DRAFT, STEADY_ROWS
 from engine.runner.protocol import SampledRow
 
 # Interval of prefill progress events, short enough for a progress display.
@@ -53,9 +54,9 @@ class LlamaSequence(Sequence):
     `cache` is set while the sequence has cells; `len(cache.tokens)` of `tokens` are computed. `media` are the
     images in the prompt. `saved` is the length at which its state was last stored or restored. `forgotten` tokens
     were removed from the middle by a context shift. `most` is the `limit` in the largest context that this model
-    may have; `asked` is set after a request for a larger one. `scored` rows of the current step, from `row` on,
-    belong to its prompt. `recorded_rows` are to be computed again. While `steady` it has run alone, in steps whose
-    shapes depend only on its own tokens.
+    may have; `asked` is set after a request for a larger one, `wants_cells` after one for cells that others use.
+    `scored` rows of the current step, from `row` on, belong to its prompt. `recorded_rows` are to be computed
+    again. While `steady` it has run alone, in steps whose shapes depend only on its own tokens.
     """
 
     media: Media | None = None
@@ -65,6 +66,7 @@ class LlamaSequence(Sequence):
     saved: int = 0
     most: int = 0
     asked: bool = False
+    wants_cells: bool = False
     skipped: bool = False
     row: int = -1
     scored: int = 0
@@ -203,3 +205,28 @@ def begun_for_watchers(outputs: Iterable[object], sequences: Iterable[LlamaSeque
     """Whether a client that wants progress must get its start event before the step, which may be long."""
     watched = {sequence.id for sequence in sequences if sequence.request.progress}
     return any(isinstance(o, tuple) and o[0] in watched and isinstance(o[1], Started) for o in outputs)
+
+
+# Context shift: continues when the context is full by discarding the middle and computing the rest again.
+# Moving computed keys to new positions would be faster. But only some models support it, the result is not what the
+# model would have computed, and it would move cells that other sequences share.
+
+# The prompt's beginning, up to this fraction of the context, stays: it has the instructions.
+KEPT_FRAC: Final = 0.25
+
+
+def is_full(sequence: LlamaSequence, n_ctx: int) -> bool:
+    """Whether a step with a draft may no longer fit."""
+    return sequence.request.context_shift and len(sequence.tokens) >= n_ctx - MAX_DRAFT - 1
+
+
+def shift(sequence: LlamaSequence, kv: KVCache, n_ctx: int) -> None:
+    """Discard the older half of the tokens after the beginning that stays; compute the rest again from there."""
+    keep = min(sequence.n_prompt, int(n_ctx * KEPT_FRAC))
+    count = (len(sequence.tokens) - keep) // 2
+    del sequence.tokens[keep : keep + count]
+    sequence.limit -= count
+    sequence.most -= count
+    sequence.forgotten += count
+    if sequence.cache is not None:
+        kv.truncate(sequence.cache, keep, or_empty=True)

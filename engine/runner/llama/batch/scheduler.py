@@ -32,12 +32,23 @@ from engine.runner.llama.native.batch import ABORTED, NO_ROOM, REFUSED, Batch, E
 from engine.runner.llama.native.model import LoadedModel, LoadFailed
 from engine.runner.llama.native.row_check import RowRecorder
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
-from engine.runner.llama.sequence import LlamaSequence, begun_for_watchers, prefill_progress, waits_for_choice
+from engine.runner.llama.sequence import (
+    LlamaSequence,
+    begun_for_watchers,
+    is_full,
+    prefill_progress,
+    shift,
+    waits_for_choice,
+)
 from engine.runner.llama.speculative.model_drafter import ModelDrafter
 from engine.runner.llama.speculative.speculation import Speculation
 from engine.runner.llama.vision.vision import Media, Span, Vision
-from engine.runner.load_limits import MAX_DRAFT, STEADY_ROWS
+from engine.runner.load_limits import STEADY_ROWS
 from engine.runner.protocol import ContextWanted, Fault
+
+# A request asks for a larger context after waiting this long for the cells of others: shorter waits are not worth
+# copying a cache on a GPU.
+CELLS_AFTER_S: Final = 1.0
 
 
 @dataclass(frozen=True)
@@ -159,6 +170,14 @@ class Scheduler(BaseScheduler[LlamaSequence]):
                 sequence.asked = True
                 self._context_requests.append(ContextWanted(id=sequence.id, tokens=sequence.limit + 1, begun=True))
 
+    def _request_cells(self, sequence: LlamaSequence) -> None:
+        """Request the next larger context if this request has waited for cells of others for some time."""
+        grows = self._loaded.n_ctx < self._loaded.max_ctx
+        if grows and not sequence.wants_cells and time.monotonic() - sequence.times.submitted > CELLS_AFTER_S:
+            sequence.wants_cells = True
+            larger_context = ContextWanted(id=sequence.id, tokens=self._loaded.n_ctx + 1, wants_cells=True)
+            self._context_requests.append(larger_context)
+
     def take_wanted(self) -> list[ContextWanted]:
         """Return the context requests since the last call."""
         requests, self._context_requests = self._context_requests, []
@@ -190,7 +209,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             if not sequence.request.context_shift:
                 sequence.limit = answer_limit(sequence.request, sequence.n_prompt, self._loaded.n_ctx)
             sequence.most = max(sequence.most, sequence.limit)
-            sequence.asked = False
+            sequence.asked = sequence.wants_cells = False
         fitting = {i: p for i, p in self._parked.items() if len(p.tokens) < self._loaded.n_ctx}
         faults = []
         for request_id, parked in fitting.items():
@@ -219,10 +238,10 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         return [fault for fault in faults if fault is not None]
 
     def keep_context(self, request_id: int) -> None:
-        """Refuse to grow the context for this request: drop it if it waits, else let it end at the limit."""
+        """Refuse to grow the context for this request: drop it if it cannot run, else let it end at the limit."""
         self._drop_parked(request_id)
         sequence = self._by_id.get(request_id)
-        if sequence is not None:
+        if sequence is not None and sequence.asked:
             sequence.most = sequence.limit
 
     def only_prefilling(self, request_id: int) -> bool:
@@ -278,6 +297,8 @@ class Scheduler(BaseScheduler[LlamaSequence]):
                 self._start(*suspect, out)
             return
         if self._crowded and self._running:
+            if self._waiting:
+                self._request_cells(next_in_line(self._waiting, self._running))
             return
         self._crowded = False
         while self._waiting and len(self._running) < self._loaded.settings.n_parallel:
@@ -288,9 +309,9 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             free = self._kv.cells - self._kv.used_cells + self._kv.idle_cells
             if source is not None and not source.in_use:  # its idle cells are continued, so they become used
                 free -= max(0, shared - source.shared)
-            if self._running and admission.cells_needed(sequence) - shared > free - admission.cells_promised(
-                self._running
-            ):
+            promised = admission.cells_promised(self._running)
+            if self._running and admission.cells_needed(sequence) - shared > free - promised:
+                self._request_cells(sequence)
                 return
             if (cache := self._cells_for(sequence)) is None:
                 return
@@ -316,7 +337,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
 
     def _start(self, sequence: LlamaSequence, cache: CachedSequence, out: list[Output]) -> None:
         self._waiting.remove(sequence)
-        sequence.cache, sequence.saved = cache, len(cache.tokens)
+        sequence.cache, sequence.saved, sequence.wants_cells = cache, len(cache.tokens), False
         if not sequence.announced:
             self._admitted(sequence, len(cache.tokens), out)
         self._following.join(sequence, self._running)
@@ -530,31 +551,6 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         sequence.row = -1
         self._running.remove(sequence)
         self._waiting.appendleft(sequence)  # before all others of its priority and owner
-
-
-# Context shift: continues when the context is full by discarding the middle and computing the rest again.
-# Moving computed keys to new positions would be faster. But only some models support it, the result is not what the
-# model would have computed, and it would move cells that other sequences share.
-
-# The prompt's beginning, up to this fraction of the context, stays: it has the instructions.
-KEPT_FRAC: Final = 0.25
-
-
-def is_full(sequence: LlamaSequence, n_ctx: int) -> bool:
-    """Whether a step with a draft may no longer fit."""
-    return sequence.request.context_shift and len(sequence.tokens) >= n_ctx - MAX_DRAFT - 1
-
-
-def shift(sequence: LlamaSequence, kv: KVCache, n_ctx: int) -> None:
-    """Discard the older half of the tokens after the beginning that stays; compute the rest again from there."""
-    keep = min(sequence.n_prompt, int(n_ctx * KEPT_FRAC))
-    count = (len(sequence.tokens) - keep) // 2
-    del sequence.tokens[keep : keep + count]
-    sequence.limit -= count
-    sequence.most -= count
-    sequence.forgotten += count
-    if sequence.cache is not None:
-        kv.truncate(sequence.cache, keep, or_empty=True)
 
 
 # Isolates requests with non-finite logits, so that only the request that causes them fails.
