@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 
 class TesseraError(Exception):
-    """An expected error; the base class of all of them. `code` is stable, so programs can rely on it.
+    """An expected error without a code of its own. The message says what happened.
 
-    Its argument is a sentence, or a fact that `str` turns into one.
+    Base class of all of them. `code` is stable, so programs can rely on it. The argument is a sentence, or a fact
+    that `str` turns into one.
     """
 
     code = "tessera_error"

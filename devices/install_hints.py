@@ -21,7 +21,7 @@ _TOOLKITS: Final = {
     "rocm": ("HIP", "ROCm 7.14 or newer"),
     "sycl": ("SYCL", "Intel oneAPI"),
     "opencl": ("OPENCL", "OpenCL headers and loader"),
-    "rpc": ("RPC", "nothing more"),
+    "rpc": ("RPC", "a C++ compiler"),
 }
 _MAKERS_DRIVER: Final = "Install the current driver of the GPU's vendor, then restart"
 
@@ -74,16 +74,17 @@ def missing_backend(  # noqa: PLR0911 - one for each kind of remedy
         return f"{install}."
     if system == "windows" and backend == "vulkan":  # start.py does not build it there
         return f"{install}."
+    build = f"{install}. Or install" if pack in PACKS else "Install"
     if backend == "vulkan":
-        return f"{install}; or install {VULKAN_TOOLS} and build again: `{again}`."
+        return f"{build} {VULKAN_TOOLS} and build again: `{again}`."
     option, toolkit = _TOOLKITS.get(backend, (backend.upper(), "its toolkit"))
     flag = f"-DGGML_{option}=ON"
-    build = (
+    command = (
         f"set CMAKE_ARGS={flag}&& {again}"
         if system == "windows"
         else f"rm -r .venv && CMAKE_ARGS={flag} python3 start.py"
     )
-    return f"{install}; or install {toolkit} and build again: `{build}`."
+    return f"{build} {toolkit} and build again: `{command}`."
 
 
 def no_device(backend: str, system: System) -> str | None:

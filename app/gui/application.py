@@ -271,7 +271,7 @@ class UpdateNotice(QObject):
     def look(self, *, is_asked: bool = False) -> None:
         """Check the release page, unless settings forbid it. Show a banner only if there is a newer version.
 
-        `is_asked`: the user has just turned the check on, and is told too if it fails.
+        `is_asked`: the user has just turned the check on. A failure is then shown too.
         """
         now = self._services.settings.now
         if not now.flag(SETTING) or now.flag("network.offline"):

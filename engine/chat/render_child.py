@@ -130,7 +130,7 @@ class Renderer:
         """Render a job; if the template refuses, adapt the conversation and report the changes."""
         template = self._template(job)
         messages, repairs = _fit_traits(job, template)
-        mends = (
+        fixes = (
             ("system messages were moved to the start", template_messages.hoist_system),
             ("neighbouring messages of one role were joined", template_messages.merge_turns),
             (
@@ -142,15 +142,15 @@ class Renderer:
         try:
             return _finish(job, template, messages, repairs)
         except (TemplateError, *_TEMPLATE_FAULTS) as first:
-            mended: list[Message] = list(messages)
-            for words, mend in mends:
-                changed = mend(mended)
-                if changed == mended:
+            fixed: list[Message] = list(messages)
+            for words, fix in fixes:
+                changed = fix(fixed)
+                if changed == fixed:
                     continue
-                mended = changed
+                fixed = changed
                 repairs = (*repairs, words)
                 try:
-                    return _finish(job, template, mended, repairs)
+                    return _finish(job, template, fixed, repairs)
                 except (TemplateError, *_TEMPLATE_FAULTS):
                     continue
             raise first from None

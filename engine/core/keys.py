@@ -83,4 +83,4 @@ class KeyStore:
         try:
             return self._store.read()
         except CorruptStateFile as error:
-            raise BadKeyFile(f"{error} Mend it or remove it.") from error
+            raise BadKeyFile(f"{error} Correct it or remove it.") from error

@@ -72,7 +72,7 @@ class RepositoryNotFound(InputFault):
 
 
 class GatedRepository(InputFault):
-    """The repository's owner must grant access first. `has_token` is True if a token was sent."""
+    """The repository's owner must grant access first. `has_token` is true if a token was sent."""
 
     code = "gated_repository"
 

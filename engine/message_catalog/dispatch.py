@@ -70,7 +70,7 @@ _GPU: Final = {
     "layers_shared_out": "no single GPU here has enough memory: layers are split by free memory ({shares: and })",
     "file_is_read": "the file is read, not mapped: mapped weights would be stored twice in shared memory",
     "experts_in_shared_memory": "its experts too: the CPU shares this memory and reads it slower",
-    "card_first": "an integrated GPU without matrix units is not preferred to a graphics card",
+    "card_first": "an integrated GPU without matrix units is not preferred to a dedicated GPU",
     "behind_other_backend": "{backend} is known to be slower than {other} on such GPUs",
     "backend_cuda": "cuda: NVIDIA's own kernels",
     "backend_metal": "metal: Apple's own kernels",

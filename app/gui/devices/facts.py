@@ -9,7 +9,7 @@ from app.gui.widgets.memory_bar import Share
 from devices.first_look import device_name, gpu_lines
 from engine.api.machine import Device, LiveDevice, Machine, Pool, Reservation
 
-KINDS = {"cpu": "CPU", "igpu": "Integrated GPU", "dgpu": "Graphics card", "npu": "NPU", "remote": "Remote"}
+KINDS = {"cpu": "CPU", "igpu": "Integrated GPU", "dgpu": "Dedicated GPU", "npu": "NPU", "remote": "Remote"}
 # Plain descriptions of some backends. All other names are product names.
 BACKENDS = {
     "cpu": "GGUF models",

@@ -220,7 +220,7 @@ class DevicesPage(Page):
             self._uses[pool.id].show_shares(shares, pool.capacity_bytes)
 
     def _pool_name(self, pool: Pool) -> str:
-        names = {"ram": self.tr("Memory of the computer"), "vram": self.tr("Memory of the graphics card")}
+        names = {"ram": self.tr("Memory of the computer"), "vram": self.tr("Memory of the GPU")}
         return names.get(pool.kind, self.tr("Memory set aside for the GPU"))
 
     def _show_loaded(self, models: Sequence[LoadedModel]) -> None:

@@ -87,7 +87,7 @@ class LoadDialog(QDialog):
             (
                 (
                     self.tr("Layers on the GPU"),
-                    self.tr("Layers that do not fit the graphics card run on the CPU."),
+                    self.tr("Layers that do not fit the GPU run on the CPU."),
                     self.layers,
                 ),
                 (

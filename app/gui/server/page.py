@@ -284,7 +284,7 @@ class OtherComputersPage(Page):
     def __init__(self, services: AppContext, link: ServerLink) -> None:
         super().__init__(
             self.tr("Other computers"),
-            self.tr("Use models, memory and graphics cards of other computers in your network."),
+            self.tr("Use models, memory and GPUs of other computers in your network."),
             width=960,
         )
         self.banner = Banner(services.theme, self)

@@ -88,8 +88,8 @@ class _Replay:
         parts, plan = await self._parts(model, mark), receipts.plan_of(model.settings)
         changes = self._changes(parts)
         then = await self._then()
-        anew = await receipts.asked_of(model, request)
-        if anew != self._receipt.asked and all(name != "template" for name, _, _ in changes):
+        repeated = await receipts.asked_of(model, request)
+        if repeated != self._receipt.asked and all(name != "template" for name, _, _ in changes):
             changes.append(("request", "as the receipt has it", "other defaults, or another date in the template"))
         exchanged = []
         for name, old, new in changes:

@@ -251,7 +251,7 @@ def test_a_card_of_8_gb_is_not_left_for_an_integrated_gpu(name, card, backends):
         assert (found.settings.cpu_expert_layers == 0) == fits_whole
         assert found.settings.n_ubatch == 2048 or fits_whole
         aside = [sentence(a.reason) for a in found.alternatives if machine.device(a.device).kind == "igpu"]
-        assert fits_whole or any("is not preferred to a graphics card" in reason for reason in aside)
+        assert fits_whole or any("is not preferred to a dedicated GPU" in reason for reason in aside)
 
 
 def with_small_gpu(machine, pci_id, name, arch):
