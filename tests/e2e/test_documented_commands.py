@@ -103,7 +103,7 @@ NOT_RUN = {
     r"tessera engine (install|use|verify|rollback|remove) ?[\d.]*": "a build: integration/test_engine_versions.py",
     r"tessera engine (add|use|remove) .*": "another program: e2e/test_added_engines.py",
     r"tessera models converter (install|remove)": "320 MB: optin/llama_cpp_door.py, e2e/test_converter_door.py",
-    r"tessera models engine-args MODEL \S+=.*": "loads the model anew each time: e2e/test_machine_routes.py",
+    r"tessera models engine-args MODEL \S+=.*": "loads the model again each time: e2e/test_machine_routes.py",
     r"tessera upstreams (check|key) desk": "another server: integration/test_upstreams.py; a key is asked for",
     r"tessera tools (add (time|notes) .*|test time)": "other programs: unit/app/tools",
     r"tessera (chat|run) .*": "a conversation or an answer: e2e/test_terminal_chat.py",
