@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from xml.sax.saxutils import escape
@@ -50,7 +51,8 @@ def command_page() -> str:
         help_text = " ".join((command.help or "").split("\f")[0].split())
         usage = " ".join(command.collect_usage_pieces(context))
         lines = [f"{'#' * depth} {path}", "", help_text.replace("<", "&lt;"), "", f"`{path} {usage}`", ""]
-        rows = [record for each in command.params if (record := each.get_help_record(context))]
+        records = [record for each in command.params if (record := each.get_help_record(context))]
+        rows = [record for record in records if record[1]]  # the line above names the arguments already
         if rows:
             cells = [
                 [" ".join(cell.split()).replace("|", "\\|").replace("<", "&lt;") for cell in row] for row in rows
@@ -214,27 +216,31 @@ def benchmarks_page() -> str:
         "The plot shows every recorded figure; each colour is one row of the table for that metric.",
         "",
     ]
-    by_metric: dict[str, list[dict[str, Any]]] = {}
+    by_metric: dict[str, dict[tuple[str, ...], list[dict[str, Any]]]] = {}
     for line in newest():
-        by_metric.setdefault(line["metric"], []).append(line)
-    for metric, of_metric in by_metric.items():
-        names = list(dict.fromkeys(name for line in of_metric for name in line["parameters"]))
-        heads = [*(name.capitalize() for name in names), "Value", "Runs", "Date, commit", "Note"]
-        lines += [f"## {metric[:1].upper()}{metric[1:]}", "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-        for line in of_metric:
-            earlier = f" (before: {line['earlier']:g})" if "earlier" in line else ""
-            cells = [str(line["parameters"].get(name, "")) for name in names]
-            cells += [f"{line['value']:g} {line['unit']}".strip() + earlier, str(line["n"])]
-            cells += [f"{line['date']}, {line['commit']}", line.get("note", "")]
-            lines.append(f"| {' | '.join(cells)} |")
-        machines = dict.fromkeys(line["machine"] for line in of_metric)
-        commands = dict.fromkeys(line["command"] for line in of_metric)
-        lines += [
-            "",
-            f"Machine: {'; '.join(machines)}. Script: {', '.join(f'`{command}`' for command in commands)}.",
-            "",
-        ]
+        kind = (line["command"], *line["parameters"])
+        by_metric.setdefault(line["metric"], {}).setdefault(kind, []).append(line)
+    for metric, by_kind in by_metric.items():
+        lines += [f"## {metric[:1].upper()}{metric[1:]}", ""]
+        for (command, *names), of_kind in by_kind.items():
+            lines += [*_table_of_figures(names, of_kind), ""]
+            machines = dict.fromkeys(line["machine"] for line in of_kind)
+            lines += [f"Machine: {'; '.join(machines)}. Script: `{command}`.", ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _table_of_figures(names: Sequence[str], figures: Sequence[dict[str, Any]]) -> list[str]:
+    """Figures of one metric and script with the same parameters, one row each."""
+    notes = ["Note"] if any("note" in figure for figure in figures) else []
+    heads = [*(name.replace("_", " ").capitalize() for name in names), "Value", "Runs", "Date, commit", *notes]
+    rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for figure in figures:
+        earlier = f" (before: {figure['earlier']:g})" if "earlier" in figure else ""
+        cells = [str(figure["parameters"][name]) for name in names]
+        cells += [f"{figure['value']:g} {figure['unit']}".strip() + earlier, str(figure["n"])]
+        cells += [f"{figure['date']}, {figure['commit']}", *(figure.get("note", "") for _ in notes)]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
 
 
 # One panel of the plot, in pixels.

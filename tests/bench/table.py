@@ -10,11 +10,11 @@ and range of the rounds' ratios.
 
 `--cells` writes stand-ins (into `--models`, where they stay) and fills groups of cells, a line of results each:
 `types` are all types on the 0.6B shape, `lengths` and `parallel` Q4_K_M and Q4_0 of 0.6B, 1.7B and a mixture,
-`mixtures` more types of the mixture, `large` 4B and 8B. `--clock processor` compares processor seconds with one
-thread a side, for a machine that others use: nothing of it says how long anybody waits. `--quarter` takes a quarter
-of the layers and of the vocabulary, so that each part of a token's work keeps its share. For a processor without
-AVX-512 both sides are built with `-march=x86-64-v3` and ours runs with `TESSERA_TILES=avx2`; `--instructions AVX2`
-names that.
+`mixtures` more types of the mixture, `large` 4B and 8B, `short` one prompt and answer of 1.7B, 4B and 8B. `--clock
+processor` compares processor seconds with one thread a side, for a machine that others use: nothing of it says how
+long anybody waits. `--quarter` takes a quarter of the layers and of the vocabulary, so that each part of a token's
+work keeps its share. For a processor without AVX-512 both sides are built with `-march=x86-64-v3` and ours runs with
+`TESSERA_TILES=avx2`; `--instructions AVX2` names that.
 """
 
 import argparse
@@ -166,6 +166,7 @@ GROUPS = {
     "parallel": [Cells(s, t, requests=(1, 4, 16)) for s in SMALL for t in ("Q4_K_M", "Q4_0")],
     "mixtures": [Cells("mixture", t, (512,), (0,)) for t in ("Q4_K_M", "Q4_0", "Q8_0", "MXFP4")],
     "large": [Cells(s, "Q4_K_M", (512, 4096), (0, 4096), (1, 4)) for s in LARGE],
+    "short": [Cells(s, "Q4_K_M", (512,), (0,)) for s in ("1.7B", *LARGE)],
 }
 
 
