@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @click.command(
     context_settings={"ignore_unknown_options": True},
-    help="Start the coding agent NAME on a local model and pass it the ARGUMENTS, or --connect an editor to it. Without "
-    "NAME: list them.",
+    help="Start the coding agent NAME on a local model and pass it the ARGUMENTS, or --connect an editor to it. "
+    "Without NAME: list them.",
 )
 @click.argument("name", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)

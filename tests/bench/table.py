@@ -13,8 +13,8 @@ and range of the rounds' ratios.
 `mixtures` more types of the mixture, `large` 4B and 8B, `short` one prompt and answer of 1.7B, 4B and 8B. `--clock
 processor` compares processor seconds with one thread a side, for a machine that others use: nothing of it says how
 long anybody waits. `--quarter` takes a quarter of the layers and of the vocabulary, so that each part of a token's
-work keeps its share. For a processor without AVX-512 both sides are built with `-march=x86-64-v3` and ours runs with
-`TESSERA_TILES=avx2`; `--instructions AVX2` names that.
+work keeps its share. For a processor without AVX-512 both sides are built with `-march=x86-64-v3` and ours runs
+with `TESSERA_TILES=avx2`; `--instructions AVX2` names that.
 """
 
 import argparse
