@@ -175,8 +175,8 @@ class UploadLoss(msgspec.Struct, frozen=True, kw_only=True):
 class UploadComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a `compare` job: uploads of one model, smallest first, compared with its original.
 
-    `tested_by` is a model of the library whose quick test measured how sensitive the model is. Without one, a factor
-    of `common_factor` that is the same for all files is unknown; their order is more certain than their intervals.
+    `tested_by` is a model of the library whose quick test measured the sensitivity. Without one, a factor of
+    `common_factor` that is the same for all files is unknown; their order is more certain than their intervals.
     `fetched_bytes` were read of files of `total_bytes`; results of earlier comparisons are not read again.
     """
 
