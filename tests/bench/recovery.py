@@ -1,7 +1,7 @@
 """Measures ways to reduce a rounded model's loss without rounding again: each alone, and the best together.
 
 Usage: python tests/bench/recovery.py [--model F.gguf] --work DIR [--mix Q2_K] [--ways WAY,...] [--foreign TEXT]
-       [--windows 48] [--epochs 2] [--judged 16] [--rank 4] [--spectra] [--record]
+       [--windows 48] [--epochs 2] [--judged 16] [--rank 4] [--spectra] [--factors] [--record]
 
 The file is ours at the mix's bytes: smoothed, planned, rounded by GPTQ (`quant_frontier.py`). The ways:
 
@@ -13,6 +13,9 @@ norms        the norms before the products of each layer, least squares on the i
 scales       the scales and minima of all blocks, in the same way (after EfficientQAT, arXiv 2407.11062)
 norms-down, scales-down, both-down
              the same numbers by gradient descent on the divergence from the source, through the whole model
+
+`--factors` only measures one factor on all scales of a tensor, or of a row, in IQ1 and IQ2 types: the share of the
+output error that is left, on sampled rows. It needs second moments alone.
 
 `--spectra` only prints, by tensor, which share of the output error an adapter takes away, for GPTQ and for ggml's
 rounding, next to what its bytes would take away as bits of the weights; it needs second moments alone.
@@ -37,6 +40,8 @@ from quantize.files.gguf_file import read_gguf
 from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, file_bytes, header, scalar
 from quantize.files.measurement_folder import SharedInputGroup, WorkFolder
 from quantize.ggml_types import GgmlType
+from quantize.gptq.codebook_search import in_octets
+from quantize.gptq.codebooks import LATTICES
 from quantize.gptq.hessian import group_curvature
 from quantize.gptq.packing import LAYOUTS
 from quantize.gptq.rows import gptq_rows
@@ -59,6 +64,7 @@ _RIDGE = 1e-2  # fraction of the mean diagonal: keeps what the text does not det
 _HALF_BYTES = 2
 _RANKS = (1, 4, 16, 64)
 _SAMPLED_ROWS = 2048
+_FACTOR_TYPES, _FACTOR_ROWS = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S"), 128
 
 
 def low_rank(errors: np.ndarray, covariance: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
@@ -192,6 +198,53 @@ def spectra(request: MeasureRequest, args: argparse.Namespace) -> None:
             record(
                 "recovery", "share of the output error taken away", round(float(value), 3), "", n=len(pairs),
                 model=args.model.stem, rounding=rounding, rank=rank, way=way,
+            )  # fmt: skip
+
+
+# Factors: what multiplying all scales of a tensor or a row gives back.
+
+
+def factors(request: MeasureRequest, args: argparse.Namespace) -> None:
+    """Print, and perhaps record, the share of the output error that the best factors leave."""
+    measure_inputs(request, lambda _p: None, lambda: False)
+    source, folder = SourceWeights(request.source), WorkFolder.open(request)
+    left: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    for group in (folder.groups() or ())[:: args.every]:
+        moments = folder.moments(group) if group.seen and not group.tied else None
+        if moments is None or group.width % GgmlType.IQ2_S.traits.block_values:
+            continue
+        covariance = np.asarray(moments[0], np.float64)
+        curvature = group_curvature(group, moments, 0, folder.tokens(group, 0), feedback=False)
+        octets = in_octets(curvature)
+        weights = source.rows(group.name)[:_FACTOR_ROWS]
+        exact = weights.astype(np.float64)
+        for qtype in _FACTOR_TYPES:
+            both = {"ggml": quantize_rows(weights, qtype, curvature.importance)}
+            if qtype in LATTICES:
+                both["gptq"] = gptq_rows(weights, (qtype,), curvature, octets=octets)[qtype].blocks
+            for rounding, blocks in both.items():
+                values = dequantize_rows(blocks, qtype, group.width).astype(np.float64)
+                own = ((values @ covariance) * values).sum(1)
+                common = ((values @ covariance) * exact).sum(1)
+                before = own - 2 * common + ((exact @ covariance) * exact).sum(1)
+                factor = common.sum() / own.sum()
+                by_row = np.divide(common, own, out=np.ones_like(own), where=own > 0)
+                shares = [
+                    float((before + (f**2 - 1) * own - 2 * (f - 1) * common).sum() / before.sum())
+                    for f in (factor, by_row)
+                ]
+                left.setdefault((qtype, rounding), []).append((*shares, float(factor)))
+    for (qtype, rounding), found in left.items():
+        tensor, row, factor = np.mean(found, axis=0)
+        print(
+            f"{qtype} {rounding}: {tensor:.3f} left by one factor ({factor:.3f}), {row:.3f} by one per row "
+            f"(mean of {len(found)})",
+            flush=True,
+        )
+        for way, value in (("one factor", tensor), ("a factor per row", row)) if args.record else ():
+            record(
+                "recovery", "share of the output error that is left", round(float(value), 3), "", n=len(found),
+                model=args.model.stem, rounding=rounding, type=qtype, way=way,
             )  # fmt: skip
 
 
@@ -498,12 +551,15 @@ def main() -> None:
     parser.add_argument("--judged", type=int, default=16)
     parser.add_argument("--rank", type=int, default=4)
     parser.add_argument("--spectra", action="store_true")
-    parser.add_argument("--every", type=int, default=1, help="with --spectra, take every such input")
+    parser.add_argument("--factors", action="store_true")
+    parser.add_argument("--every", type=int, default=1, help="with --spectra or --factors, take every such input")
     parser.add_argument("--record", action="store_true")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     request = MeasureRequest(source=args.model, calibration=CALIBRATION, cache_dir=args.work / "cache", threads=2)
-    if args.spectra:
+    if args.factors:
+        factors(smoothed_once(request, args.work), args)
+    elif args.spectra:
         spectra(smoothed_once(request, args.work), args)
     else:
         compare(make_files(request, args.work, args.mix), args)

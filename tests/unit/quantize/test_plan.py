@@ -23,6 +23,7 @@ from quantize.job.forecast import types_to_measure
 from quantize.job.report import exact_counts
 from quantize.job.request import QuantizeRequest
 from quantize.plan.plan import PlanInput, best_stock, make_plan, stock_plans
+from quantize.plan.priors import prior_damage
 from quantize.plan.speed import decode_time, model_spec, relative_bytes
 from quantize.tensor_rules import allows_quantization, effective_type
 from quantize.types import EvidenceRef, KvOption, ModelSpec, SizeTarget, TensorSpec, TypeOverride
@@ -316,6 +317,20 @@ def test_an_8b_shape_is_planned_quickly(shape):
     # Usually 0.1 s; the promise is 2 s.
     assert time.thread_time() - started < 2
     assert plan.file_bytes <= 4_900_000_000
+
+
+def test_before_measuring_attention_outputs_get_more_bits_in_shallow_models_than_in_deep_ones(spark, shape):
+    deep = model_spec(read_gguf(shape.write(layers=30, embd=576, heads=9, kv_heads=3, ffn=1536, vocab=49152)))
+    bits = {}
+    for model in (spark, deep):
+        evidence = EvidenceRef(tier="instant", has_imatrix=False)
+        q = question(model, damage=prior_damage(model), evidence=evidence)
+        preset = next(plan for plan in stock_plans(q) if plan.name == "Q4_K_M")
+        plan = make_plan(q, SizeTarget(kind="budget", limit_bytes=preset.file_bytes))
+        outputs = [bits_per_weight(GgmlType[t.qtype]) for t in plan.tensors if "attn_output" in t.name]
+        bits[model.num_layers] = np.mean(outputs)
+    # The bundled model loses 6 % more if its attention outputs get 5.6 bits.
+    assert bits[8] > 6 > bits[30]
 
 
 TERNARY = ("TQ2_0", "Q2_0", "Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
