@@ -11,8 +11,8 @@ from quantize.types import EvidenceRef, Interval, ModelSpec, Rounding, TensorErr
 
 # KL divergence per unit of relative error, by role. Measured: sensitivity by in-place swaps on three trained models
 # (tests/bench/results/role_alphas.jsonl). The head's value is that of a table that is also the embedding. The sum
-# over a role's layers matters, so each layer gets its share. For attention outputs that sum falls with depth: in
-# these units it is 0.36 with 8 layers, 0.12 with 18 and 0.04 with 30.
+# over a role's layers matters, so each layer gets its share. For keys and attention outputs that sum falls with
+# depth: in these units it is 0.14 and 0.36 with 8 layers, 0.05 and 0.12 with 18, 0.05 and 0.04 with 30.
 _ALPHA_OF_ROLE = {
     TensorRole.OUTPUT: 0.9,
     TensorRole.TOKEN_EMBD: 0.05,
@@ -20,7 +20,7 @@ _ALPHA_OF_ROLE = {
     TensorRole.ATTN_OUTPUT: 0.32,
     TensorRole.FFN_DOWN: 0.28,
     TensorRole.ATTN_Q: 0.09,
-    TensorRole.ATTN_K: 0.1,
+    TensorRole.ATTN_K: 0.16,
     TensorRole.FFN_GATE: 0.17,
     TensorRole.FFN_UP: 0.18,
     TensorRole.OTHER: 0.3,
@@ -28,8 +28,8 @@ _ALPHA_OF_ROLE = {
 # The first layers count more, because their errors pass through all others. The last layer counts somewhat more,
 # because its errors go directly into the head.
 _FIRST_LAYERS_WEIGHT, _LAST_LAYER_WEIGHT = 1.5, 1.2
-# Number of layers up to which attention outputs count as much as the table says.
-_SHALLOW_LAYERS = 8
+# Roles whose weight falls with depth, and the number of layers up to which it is the table's.
+_FALLING_WITH_DEPTH, _SHALLOW_LAYERS = (TensorRole.ATTN_K, TensorRole.ATTN_OUTPUT), 8
 
 # The overall sensitivity of models varies more than anything else: the loss was 1.5 to 48 times the sum of
 # alpha times error. Measured: tests/bench/results/loss_range.jsonl, ten sizes of three models; Llama 3 8B's
@@ -73,8 +73,8 @@ def prior_damage(model: ModelSpec, quick_kld: float | None = None) -> dict[str, 
     """
     tied = all(t.name != "output.weight" for t in model.tensors)
     errors = {t.name: t.traits.error for t in GgmlType if t.traits.error is not None}
-    attn_output = _ALPHA_OF_ROLE[TensorRole.ATTN_OUTPUT] * min(1.0, _SHALLOW_LAYERS / max(1, model.num_layers))
-    weights = {**_ALPHA_OF_ROLE, TensorRole.ATTN_OUTPUT: attn_output}
+    depth = min(1.0, _SHALLOW_LAYERS / max(1, model.num_layers))
+    weights = _ALPHA_OF_ROLE | {role: _ALPHA_OF_ROLE[role] * depth for role in _FALLING_WITH_DEPTH}
     alphas = {t.name: _alpha(model, t, weights, tied=tied) for t in model.tensors if allows_quantization(t)}
     scale = TYPICAL_SCALE
     if quick_kld and alphas:
