@@ -23,13 +23,14 @@ from engine.documents.vectors import above
 _END: Final = re.compile(
     r"(?<=[^\s.][.!?])[\"')\]]*\s+(?=[\"'(\[]?(?:[A-Z\u00c0-\u00deÀ-ÖØ-Þ0-9*/-]|[a-z]\w*[._(/]\w))|\n+"
 )
-# "Am 1. März", "im 19. Jahrhundert": in German a period after a number may make it an ordinal.
-_ORDINAL: Final = re.compile(
+# "Am 1. März", "im 19. Jahrhundert": in German a period after a number may make it an ordinal. "Dr. Seidel".
+_NO_END: Final = re.compile(
     r"(?:\b(?:am|im|vom|zum|zur|der|die|das|dem|den|des|bis|ab|und)\s\d{1,2}\."
-    r"|\b\d{1,2}\.(?=\s(?:Jan|Feb|Mär|Apr|Mai|Jun|Jul|Aug|Sep|Okt|Nov|Dez)))$",
+    r"|\b\d{1,2}\.(?=\s(?:Jan|Feb|Mär|Apr|Mai|Jun|Jul|Aug|Sep|Okt|Nov|Dez))"
+    r"|\b(?-i:Dr|Mr|Mrs|Ms|Prof|St|Nr|Fig|Abb|vgl|bzw|ca|vs)\.)$",
     re.IGNORECASE,
 )
-_ORDINAL_CHARS: Final = 12
+_NO_END_CHARS: Final = 12
 # Parts that the source must contain literally: numbers, paths, options, names in code, acronyms.
 _TOKEN: Final = re.compile(r"(?:--?|/)?\w+(?:[.,:/_-]\w+)*(?:\(\d*\))?")
 _CODE: Final = re.compile(r"\d|^[-/]|\w[_./]\w|[a-z][A-Z]|^[A-Z]{2,}|\(")
@@ -41,6 +42,15 @@ _COUNT_WORDS: Final = (
     "zwei drei vier fünf sechs sieben acht neun zehn elf zwölf",
 )
 _COUNTS: Final = {word: str(n) for row in _COUNT_WORDS for n, word in enumerate(row.split(), 2)}
+_COUNT: Final = re.compile(rf"\b(?:{'|'.join(_COUNTS)})\b", re.IGNORECASE)
+_OPPOSITE_PAIRS: Final = (
+    "before after, above below, over under, more less, most least, more fewer, maximum minimum, first last, "
+    "older newer, earlier later, higher lower, larger smaller, longer shorter, inside outside, "
+    "vor nach, über unter, mehr weniger, erste letzte, älter neuer, früher später, höher niedriger"
+)
+_OPPOSITES: Final = {
+    word: other for pair in _OPPOSITE_PAIRS.split(", ") for word, other in (pair.split(), pair.split()[::-1])
+}
 # One of these before a word denies it. In capitals they are code ("NOT NULL").
 _DENIALS: Final = frozenset(
     {"not", "no", "never", "cannot", "neither", "nor", "none"}
@@ -92,8 +102,10 @@ _REFERENCE: Final = re.compile(r"\[\d+\]")
 _OVERLAP: Final = 0.6
 _OVERLAP_WITH_MEANING: Final = 0.35
 _COSINE: Final = 0.62
-# Shorter sentences ("Yes.", "Here is what I found:") contain no claim to check.
-_LEAST_WORDS: Final = 3
+# Shorter sentences ("Yes.", "Here is what I found:") contain no claim to check. One with fewer than
+# _CLAIM_WORDS may be none ("I hope this helps."): it is checked only if the sources contain all its words.
+_LEAST_WORDS: Final = 2
+_CLAIM_WORDS: Final = 3
 # Consecutive sentences of a passage that are compared as one: an answer often merges two sentences.
 _WINDOW: Final = 2
 # Windows that may support a sentence. Scores that differ by less than _EQUAL are equal.
@@ -111,17 +123,22 @@ class Sentence(msgspec.Struct, frozen=True):
 
 
 def sentences(text: str) -> list[Sentence]:
-    """The sentences of an answer that contain a claim."""
+    """The sentences of an answer that may contain a claim."""
     result, at = [], 0
     for end in [*_ends(text), None]:
         stop = end.start() if end else len(text)
         piece = text[at:stop]
         bare = _REFERENCE.sub("", piece).strip()
-        if len([w for w in WORD.findall(bare) if w.lower() not in STOP]) >= _LEAST_WORDS:
+        if len([word for word in _content_words(bare) if not word.isdigit()]) >= _LEAST_WORDS:
             lead = len(piece) - len(piece.lstrip())
             result.append(Sentence(at + lead, at + len(piece.rstrip()), bare))
         at = end.end() if end else stop
     return result
+
+
+def is_claim(sentence: Sentence) -> bool:
+    """Return False for a short sentence, which may be about nothing in the sources."""
+    return len(_content_words(sentence.text)) >= _CLAIM_WORDS
 
 
 def _ends(text: str) -> list[re.Match[str]]:
@@ -129,7 +146,7 @@ def _ends(text: str) -> list[re.Match[str]]:
     return [
         m
         for m in _END.finditer(text)
-        if not _ORDINAL.search(text[max(m.start() - _ORDINAL_CHARS, 0) : m.end()].rstrip())
+        if not _NO_END.search(text[max(m.start() - _NO_END_CHARS, 0) : m.end()].rstrip())
     ]
 
 
@@ -166,18 +183,19 @@ def check(
     vectors: tuple[Any, Any] | None = None,
     floor: float = 0.0,
 ) -> list[CheckedSentence]:
-    """The check result of each sentence.
+    """The check results of the sentences, without short ones that are not about the passages.
 
     vectors: unit vectors of the sentences and of the windows, float32 of (n, width) each; None: compare words only.
     floor: the embedding model's cosine for unrelated texts.
     """
     stems = cache(stems)
-    piece_stems = [set(stems(piece.text)) for piece in pieces]
+    piece_stems = [set(stems(_in_figures(piece.text))) for piece in pieces]
     cosines = above(vectors[0] @ vectors[1].T, floor) if vectors is not None and len(pieces) else None
-    return [
+    verdicts = [
         _verdict(sentence, pieces, piece_stems, stems, None if cosines is None else cosines[row])
         for row, sentence in enumerate(answer_sentences)
     ]
+    return [v for s, v in zip(answer_sentences, verdicts, strict=True) if v.overlap == 1 or is_claim(s)]
 
 
 def _verdict(
@@ -187,7 +205,7 @@ def _verdict(
     stems: Callable[[str], list[str]],
     cosines: Any | None,
 ) -> CheckedSentence:
-    sentence_stems = set(_content(sentence.text, stems))
+    sentence_stems = set(_content(_in_figures(sentence.text), stems))
     overlaps = [len(sentence_stems & own) / max(len(sentence_stems), 1) for own in piece_stems]
     both = list(overlaps) if cosines is None else [o + float(c) for o, c in zip(overlaps, cosines, strict=True)]
     # Among windows with the same words, prefer the one with most of them in one sentence.
@@ -225,7 +243,16 @@ def _verdict(
 
 def _content(text: str, stems: Callable[[str], list[str]]) -> list[str]:
     """The stems of the content words in order, of all parts of compound names."""
-    return [stem for word in WORD.findall(text) if word.lower() not in STOP for stem in stems(word)]
+    return [stem for word in _content_words(text) for stem in stems(word)]
+
+
+def _in_figures(text: str) -> str:
+    """The text with figures for numbers in words."""
+    return _COUNT.sub(lambda match: _COUNTS[match.group().lower()], text)
+
+
+def _content_words(text: str) -> list[str]:
+    return [word for word in WORD.findall(text) if word.lower() not in STOP]
 
 
 def _exact(text: str) -> dict[str, str]:
@@ -314,7 +341,7 @@ def _units(text: str) -> list[tuple[str, str, str]]:
 
 def _doubt(text: str, window: Window, stems: Callable[[str], list[str]]) -> "Doubt":
     """Why the sentence may be wrong although its words occur in the source."""
-    if _denied(text, window.text, stems):
+    if _denied(text, window.text, stems) or _says_opposite(text, window.text, stems):
         return "negation"
     sentence_stems = set(_content(text, stems))
     if not _JOINS.search(text):
@@ -362,15 +389,35 @@ def _denied(text: str, window: str, stems: Callable[[str], list[str]]) -> bool:
     return any(word in plain - denied and word not in source_plain for scope in others for word in scope)
 
 
+def _says_opposite(text: str, window: str, stems: Callable[[str], list[str]]) -> bool:
+    """Return True if the window has only the opposite of a word before the same next word ("after a meal")."""
+    source = _opposites_before(window, stems)
+    own = _opposites_before(text, stems) - source
+    return any((_OPPOSITES[word], then) in source for word, then in own)
+
+
+def _opposites_before(text: str, stems: Callable[[str], list[str]]) -> set[tuple[str, str]]:
+    """Words that have an opposite, each with the stem of the next content word."""
+    pairs, then = set(), ""
+    for word in reversed(WORD.findall(text)):
+        if word.lower() in _OPPOSITES and then:
+            pairs.add((word.lower(), stems(then)[0]))
+        if word.lower() not in STOP:
+            then = word
+    return pairs
+
+
 def _polarity(text: str, stems: Callable[[str], list[str]]) -> tuple[set[str], list[set[str]]]:
     """The stems of the content words that are stated, and of those that each denial denies."""
     plain: set[str] = set()
     scopes: list[set[str]] = []
+    clause: set[str] = set()
     words_left = 0
     for match in _DENIAL.finditer(_AT_MOST.sub("", text)):
         word = match.group()
         if not word[0].isalnum():
-            words_left = 0
+            _deny_clause(scopes, clause)
+            words_left, clause = 0, set()
         elif word in _DENIALS or word.endswith("n't") or (word.istitle() and word.lower() in _DENIALS - {"none"}):
             words_left = _DENIED
             scopes.append(set())
@@ -381,8 +428,16 @@ def _polarity(text: str, stems: Callable[[str], list[str]]) -> tuple[set[str], l
             pass
         elif word.lower() not in STOP:
             (scopes[-1] if words_left else plain).update(stems(word))
+            clause.update(stems(word))
             words_left = max(words_left - 1, 0)
+    _deny_clause(scopes, clause)
     return plain, scopes
+
+
+def _deny_clause(scopes: list[set[str]], clause: set[str]) -> None:
+    """Let a denial at the end of a clause deny all of it, as in German: "Das Gerät ist es nicht"."""
+    if scopes and not scopes[-1]:
+        scopes[-1].update(clause)
 
 
 def _bound_elsewhere(clause: str, window: Window, stems: Callable[[str], list[str]]) -> bool:
@@ -403,11 +458,24 @@ def _bound_elsewhere(clause: str, window: Window, stems: Callable[[str], list[st
                 if number not in forms and any(form[:1].isdigit() and form not in numbers for form in forms)
             ]
             strange = words - set().union(*own) if own else set()
+            strange -= _said_before(words, [text for text, _ in pieces], own)
             if any(strange & other and _alike(other, own) for other in others):
                 return True
             if strange & _next_to_others(part, numbers, stems):
                 return True
     return False
+
+
+def _said_before(words: set[str], pieces: Sequence[set[str]], own: Sequence[set[str]]) -> set[str]:
+    """The words that a part shares with an earlier one: "exported" in "Norway exported 2.9 million, Iceland 1.1".
+
+    Such a part names what it is about, and the earlier one does not.
+    """
+    said: set[str] = set()
+    for place, piece in enumerate(pieces):
+        if piece in own:
+            said = said.union(*(other for other in pieces[:place] if (words & piece) - other))
+    return said
 
 
 def _next_to_others(source: str, numbers: Collection[str], stems: Callable[[str], list[str]]) -> set[str]:

@@ -85,7 +85,11 @@ class AugmentedQuery:
         if not sentences:
             return self.report()
         if not passages:  # no passages, so no sentence is supported
-            loose = tuple(CheckedSentence(start=s.start, end=s.end, carried=False) for s in sentences)
+            loose = tuple(
+                CheckedSentence(start=s.start, end=s.end, carried=False)
+                for s in sentences
+                if citation_check.is_claim(s)
+            )
             self.grounds = msgspec.structs.replace(self.grounds, checked=loose)
             return self.report()
         windows = citation_check.windows(passages)

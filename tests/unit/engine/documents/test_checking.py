@@ -50,6 +50,19 @@ def test_what_no_passage_says_is_not_carried(answer, carried, passage):
     assert (verdict.carried, verdict.passage) == (carried, passage)
 
 
+def test_a_short_sentence_is_checked_only_if_it_is_about_the_passages():
+    stems = Stemmer(apsw.Connection(":memory:")).stems
+    given = windows(["The stew keeps for three days and must not be frozen."])
+    checked = check(sentences("The stew can be frozen. I hope this helps."), given, stems)
+    assert [(v.start, v.carried, v.doubt) for v in checked] == [(0, False, "negation")]
+
+
+def test_a_number_in_words_is_the_number():
+    stems = Stemmer(apsw.Connection(":memory:")).stems
+    given = windows(["Die Versicherung zahlt nur, wenn der Schaden innerhalb von 7 Tagen gemeldet wird."])
+    assert check(sentences("Der Schaden muss innerhalb von sieben Tagen gemeldet werden."), given, stems)[0].carried
+
+
 def test_a_wrong_number_or_name_is_told():
     (verdict,) = verdicts("The bridge at Tay opened in 1887 for Queen Victoria.")
     assert verdict.missing == ("1887", "Queen", "Victoria")
@@ -103,6 +116,26 @@ def test_numbers_units_dates_and_german_sentences_are_marked_likewise():
         ("The pump does not start below 5 degrees.", "The pump starts below 5 degrees.", "negation"),
         ("The pump starts below 5 degrees.", "The pump never starts below 5 degrees.", "negation"),
         ("Die Pumpe startet nicht bei Frost.", "Die Pumpe startet bei Frost immer.", "negation"),
+        ("Dr. Seidel runs the mine at Tay.", "The mine at Tay is run by Dr. Seidel.", ""),
+        ("Das Gerät ist nicht wasserdicht.", "Wasserdicht ist das Gerät nicht.", ""),
+        (
+            "The law covers motors for 36 months, and pumps for 12 months.",
+            "The law covers pumps for 12 months.",
+            "",
+        ),
+        (
+            "The law covers motors for 36 months, and pumps for 12 months.",
+            "The law covers motors for 12 months.",
+            "apart",
+        ),
+        ("Never freeze the stew. Stir it.", "Freeze the stew.", "negation"),
+        ("Swallow the tablets after a meal.", "Swallow the tablets before a meal.", "negation"),
+        (
+            "Die Tabletten werden nach dem Essen geschluckt.",
+            "Die Tabletten werden vor dem Essen geschluckt.",
+            "negation",
+        ),
+        ("The valve opens after the pump starts.", "The pump starts before the valve opens.", ""),
         ("The pump needs no more than 5 litres.", "The pump needs 5 litres.", ""),
         ("NOT NULL is enforced in the table.", "NOT NULL is enforced in this table.", ""),
         ("The small pump has 4 valves and the large pump has 9 valves.", "The large pump has 4 valves.", "apart"),
