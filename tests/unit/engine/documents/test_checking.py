@@ -94,20 +94,66 @@ def counted(name):
     return found, all_false, alarms, sum(len(row["true"]) for row in rows)
 
 
-def test_false_sentences_are_marked_and_true_ones_are_not():
-    """Labelled before the check was written. With vectors: 55 of 60 and 4 of 60."""
-    found, all_false, alarms, all_true = counted("sentences.jsonl")
-    assert (all_false, all_true) == (60, 60)
-    assert found >= 54
-    assert len(alarms) <= 4, alarms
+@pytest.mark.parametrize(
+    ("name", "found_at_least", "alarms_at_most"),
+    [
+        ("sentences.jsonl", 55, 3),  # committed before the check was written
+        ("sentences_second.jsonl", 49, 1),
+        ("sentences_third.jsonl", 59, 2),
+        ("sentences_fourth.jsonl", 56, 2),
+        ("sentences_fifth.jsonl", 57, 3),
+        ("sentences_sixth.jsonl", 52, 5),  # no rule was written for these
+    ],
+)
+def test_false_sentences_are_marked_and_true_ones_are_not(name, found_at_least, alarms_at_most):
+    found, all_false, alarms, all_true = counted(name)
+    assert all_false == all_true >= 50
+    assert found >= found_at_least
+    assert len(alarms) <= alarms_at_most, alarms
 
 
-def test_numbers_units_dates_and_german_sentences_are_marked_likewise():
-    """Labelled later than the rules for the first file: values, units, dates, denials, exchanged words, German."""
-    found, all_false, alarms, all_true = counted("sentences_second.jsonl")
-    assert (all_false, all_true) == (50, 50)
-    assert found >= 46
-    assert len(alarms) <= 4, alarms
+@pytest.mark.parametrize(
+    ("source", "answer"),
+    [
+        ("Revenue rose by 8 % in May, while profit fell.", "Profit rose by 8 % in May."),
+        ("Old boats pay 9 euros at Tay. New boats with sails pay half.", "New boats pay 9 euros at Tay."),
+        ("Keys are stored as Blake3 sums here.", "Keys are stored as plain sums here."),
+        ("open() with mode='x' fails.", "open() with mode='w' fails."),
+        ("The council rejected the plan for the park.", "The council approved the plan for the park."),
+        ("In the final Tay beat Dee 3:1.", "In the final Dee beat Tay 3:1."),
+    ],
+)
+def test_other_words_in_one_place_are_marked(source, answer):
+    own = Stemmer(apsw.Connection(":memory:")).stems
+    (verdict,) = check(sentences(answer), windows([source]), own)
+    assert not verdict.carried
+
+
+@pytest.mark.parametrize(
+    ("source", "answer"),
+    [
+        ("Fire damage is excluded here.", "Fire damage is not covered here."),
+        ("Do not touch the valve during the test.", "Touching the valve during the test must be avoided."),
+        ("Motors are checked yearly, pumps are not.", "Pumps are not checked."),
+        ("The tank is filled unless a pump runs.", "The tank is not filled while a pump runs."),
+        ("Das Haus hat 20 Zimmer, und der Garten ist groß.", "Das Haus hat 20 große Zimmer und einen Garten."),
+        ("Anna Tay won the race twice.", "Anna Tay won the race two times."),
+        ("The wall of 20 metres has 46 stones.", "46 stones are in the 20-metre wall."),
+        ("The hall holds 1,860 people.", "The hall holds 1860 people."),
+        ("The plan supports boats, carts and trains.", "The plan supports trains."),
+        ("Tay leads the yard. She built the crane.", "Tay built the crane."),
+    ],
+)
+def test_the_same_in_other_words_is_not_marked(source, answer):
+    own = Stemmer(apsw.Connection(":memory:")).stems
+    assert [v.carried for v in check(sentences(answer), windows([source]), own)] == [True]
+
+
+def test_a_row_of_a_table_is_compared_by_itself():
+    own = Stemmer(apsw.Connection(":memory:")).stems
+    table = windows(["Town | Mayor | Area\nTay | Ann Dee | 41 km\nForth | Per Don | 88 km"])
+    answers = ["The mayor of Forth is Per Don.", "The mayor of Forth is Ann Dee."]
+    assert [check(sentences(answer), table, own)[0].carried for answer in answers] == [True, False]
 
 
 @pytest.mark.parametrize(
