@@ -16,7 +16,7 @@ _BY_KIND: Final = {
     "docx": "docx",
     "pptx": "pptx",
     "xlsx": "xlsx xlsm",
-    "opendocument": "odt ott odp otp ods",
+    "opendocument": "odt ott odp otp ods fodt fodp fods",
     "rtf": "rtf",
     "unread": "doc ppt xls xlsb wpd mobi azw3",
     "epub": "epub",

@@ -17,6 +17,8 @@ _LEFT_OUT: Final = frozenset({
 })  # fmt: skip
 # Read after the paragraph that they are anchored in.
 _APART: Final = frozenset({"text-box", "note-body", "table"})
+# One XML file with all parts.
+_FLAT: Final = frozenset({".fodt", ".fodp", ".fods"})
 _PARAGRAPHS: Final = frozenset({"p", "h"})
 # Limit for repeated cells and spaces: one element may stand for a million.
 _MAX_REPEATED: Final = 50
@@ -24,6 +26,13 @@ _MAX_REPEATED: Final = 50
 
 def opendocument(path: Path) -> Iterator[Page]:
     """Paragraphs, tables, notes and text boxes in document order; headings by their level."""
+    if path.suffix.lower() in _FLAT:
+        try:
+            document = etree.parse(path, XML).getroot()
+        except etree.LxmlError as error:
+            raise BadDocument("it is damaged, or not an OpenDocument file") from error
+        yield from in_parts(_all(document, document))
+        return
     with open_archive(path) as archive:
         try:
             manifest = "META-INF/manifest.xml"
@@ -32,11 +41,15 @@ def opendocument(path: Path) -> Iterator[Page]:
             content = etree.fromstring(read_member(archive, "content.xml"), XML)
         except (KeyError, etree.LxmlError) as error:
             raise BadDocument("it is damaged, or not an OpenDocument file") from error
-        yield from in_parts(_all(archive, content))
+        try:
+            styles = etree.fromstring(read_member(archive, "styles.xml"), XML)
+        except (KeyError, etree.LxmlError):  # the rest of the text is still useful
+            styles = ()
+        yield from in_parts(_all(styles, content))
 
 
-def _all(archive: Any, content: Any) -> Iterator[Block]:
-    headers, footers = _margins(archive)
+def _all(styles: Any, content: Any) -> Iterator[Block]:
+    headers, footers = _margins(styles)
     yield from headers
     for body in content.iter():
         if local(body) == "body":
@@ -44,14 +57,10 @@ def _all(archive: Any, content: Any) -> Iterator[Block]:
     yield from footers
 
 
-def _margins(archive: Any) -> tuple[list[Block], list[Block]]:
+def _margins(styles: Any) -> tuple[list[Block], list[Block]]:
     """Headers and footers, without duplicates and without those that are only a page number."""
-    try:
-        styles = etree.fromstring(read_member(archive, "styles.xml"), XML)
-    except (KeyError, etree.LxmlError):  # the rest of the text is still useful
-        return [], []
     margins: dict[str, dict[str, None]] = {"header": {}, "footer": {}}
-    for element in styles.iter():
+    for element in styles.iter() if len(styles) else ():
         kind = local(element).removesuffix("-left").removesuffix("-first")
         if kind in margins:
             text = " ".join(block.text for block in _blocks(element))

@@ -123,10 +123,11 @@ def _unfolded(source: str) -> str:
 
 
 def _line_unfolded(line: str) -> str:
-    if len(line) <= _MEAN_LINE_CHARS // 4:
+    is_short = len(line) <= _MEAN_LINE_CHARS // 4
+    if is_short and "\\u" not in line:
         return line
     try:
-        return json.dumps(json.loads(line), ensure_ascii=False, indent=1)
+        return json.dumps(json.loads(line), ensure_ascii=False, indent=None if is_short else 1)
     except (ValueError, RecursionError):
         return line
 

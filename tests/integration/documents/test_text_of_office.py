@@ -336,6 +336,18 @@ def test_margins_and_encryption_of_opendocument(text_of, tmp_path):
     assert text_of(tmp_path / "c.odt")[1]
 
 
+def test_an_opendocument_of_one_file_is_read(text_of, tmp_path):
+    spaces = " ".join(f'xmlns:{name}="{ODF}:{name}:1.0"' for name in ("office", "text", "style"))
+    (tmp_path / "a.fodt").write_text(
+        f"<office:document {spaces}><office:master-styles><style:header><text:p>Top</text:p></style:header>"
+        "</office:master-styles><office:body><office:text><text:h text:outline-level='1'>Head</text:h>"
+        "<text:p>x</text:p></office:text></office:body></office:document>"
+    )
+    assert text_of(tmp_path / "a.fodt") == ("Top\nHead\n\nx", [])
+    (tmp_path / "b.fods").write_text("<office:document")
+    assert text_of(tmp_path / "b.fods")[1] == ["it is damaged, or not an OpenDocument file"]
+
+
 def test_a_known_format_that_is_not_read_is_a_reason(text_of, tmp_path):
     (tmp_path / "a.doc").write_text("{\\rtf1 words}")
     assert text_of(tmp_path / "a.doc")[1] == [
