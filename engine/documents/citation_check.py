@@ -258,14 +258,14 @@ def _doubt(text: str, window: Window, stems: Callable[[str], list[str]]) -> "Dou
         return "negation"
     sentence_stems = set(content_stems(text, stems))
     exact = exact_terms(text)
-    joined = _JOINS.search(text)
+    join = _JOINS.search(text)
     best = max(
         window.parts, key=lambda part: (len(sentence_stems & set(stems(part))), -len(lacking_terms(exact, part)))
     )
-    if not joined and _other_instead(exact, best):
+    if not join and _other_instead(exact, best):
         return "apart"
     clauses = _CLAUSES.split(text)
-    if any(_is_put_in(statement, window, stems) for statement in (clauses if joined else [text])):
+    if any(_is_put_in(statement, window, stems) for statement in (clauses if join else [text])):
         return "apart"
     if any(_bound_elsewhere(clause, window, stems) for clause in clauses):
         return "apart"
@@ -292,15 +292,15 @@ def _is_put_in(text: str, window: Window, stems: Callable[[str], list[str]]) -> 
         return False
     if any(_is_subsequence(own, content_stems(in_figures(part), stems)) for part in window.parts):
         return False
-    put_in, replaced = change
-    replaced -= {stem for word in REFUSALS for stem in stems(word)}
-    if not replaced or (own[0] in put_in and _PRONOUN.search(nearest)):
+    new_words, old_words = change
+    old_words -= {stem for word in REFUSALS for stem in stems(word)}
+    if not old_words or (own[0] in new_words and _PRONOUN.search(nearest)):
         return False  # "The pump stops": "It stops"
-    known = set(content_stems(window.text, stems))
-    if put_in <= known - set(source):
-        return not any(stem.isdigit() for stem in put_in)
+    window_stems = set(content_stems(window.text, stems))
+    if new_words <= window_stems - set(source):
+        return not any(stem.isdigit() for stem in new_words)
     codes = {stem for token in exact_terms(nearest).values() if CODE.search(token) for stem in stems(token)}
-    return len(put_in) == 1 and not put_in & known and replaced <= codes
+    return len(new_words) == 1 and not new_words & window_stems and old_words <= codes
 
 
 def _one_change(own: Sequence[str], source: Sequence[str]) -> tuple[set[str], set[str]] | None:
@@ -312,12 +312,12 @@ def _one_change(own: Sequence[str], source: Sequence[str]) -> tuple[set[str], se
     if len(changes) != 1 or changes[0][0] != "replace":
         return None
     _, i, j, k, m = changes[0]
-    put_in, replaced = set(own[i:j]), set(source[k:m]) - set(own)
-    if len(put_in) > _MOST_PUT_IN or len(own) - (j - i) < _LEAST_EQUAL:
+    new_words, old_words = set(own[i:j]), set(source[k:m]) - set(own)
+    if len(new_words) > _MOST_PUT_IN or len(own) - (j - i) < _LEAST_EQUAL:
         return None
-    if len(put_in) == 1 and any(_is_variant(own[i], stem) for stem in replaced):
+    if len(new_words) == 1 and any(_is_variant(own[i], stem) for stem in old_words):
         return None
-    return put_in, replaced
+    return new_words, old_words
 
 
 def _is_variant(stem: str, other: str) -> bool:
@@ -349,18 +349,18 @@ def _denied(text: str, window: str, stems: Callable[[str], list[str]]) -> bool:
     """Return True if exactly one of both denies a shared word. Denials that share a word are the same denial."""
     plain, denials, refused = _polarity(text, stems)
     source_plain, source_denials, source_refused = _polarity(window, stems)
-    known = source_plain.union(*(denial.scope for denial in source_denials))
+    source_stems = source_plain.union(*(denial.scope for denial in source_denials))
     own = [
         denial.scope
         for denial in denials
         if not _is_said(denial, source_denials, source_refused)
-        and (denial.scope <= known or not any(denial.clause & other.clause for other in source_denials))
+        and (denial.scope <= source_stems or not any(denial.clause & other.clause for other in source_denials))
     ]
     others = [
         denial.scope
         for denial in source_denials
         if not _is_said(denial, denials, refused)
-        and not any(denial.clause & other.clause and not other.scope <= known for other in denials)
+        and not any(denial.clause & other.clause and not other.scope <= source_stems for other in denials)
     ]
     if _ONLY.search(window) and len(denials) + len(refused) > 1:
         own = []  # "not without" and "not unless" for "only with"
@@ -488,11 +488,11 @@ def _said_before(words: set[str], pieces: Sequence[set[str]], own: Sequence[set[
 
     Such a part names what it is about, and the earlier one does not.
     """
-    said: set[str] = set()
+    shared_words: set[str] = set()
     for place, piece in enumerate(pieces):
         if piece in own:
-            said = said.union(*(other for other in pieces[:place] if (words & piece) - other))
-    return said
+            shared_words = shared_words.union(*(other for other in pieces[:place] if (words & piece) - other))
+    return shared_words
 
 
 def _next_to_others(source: str, numbers: Collection[str], stems: Callable[[str], list[str]]) -> set[str]:
@@ -537,9 +537,9 @@ def _units_in_order(text: str, stems: Callable[[str], list[str]]) -> list[str]:
 def _front(text: str) -> str:
     """The phrase of time or place that a sentence begins with; empty if it begins otherwise."""
     words = text.split()
-    later = next((i for i, word in enumerate(words[:_FRONT_WORDS], 1) if word.lower() in _LATER), 0)
-    if later:
-        return " ".join(words[:later])
+    later_end = next((i for i, word in enumerate(words[:_FRONT_WORDS], 1) if word.lower() in _LATER), 0)
+    if later_end:
+        return " ".join(words[:later_end])
     if not words or words[0].lower() not in _FRONT:
         return ""
     comma = next((i + 1 for i, word in enumerate(words) if word.endswith(",")), 0)

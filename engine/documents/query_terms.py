@@ -164,7 +164,7 @@ def content_words(text: str) -> list[str]:
 def exact_terms(text: str) -> dict[str, str]:
     """Numbers and codes of a text by the form that is compared; names and acronyms too."""
     exact: dict[str, str] = {}
-    text, german = _GROUP_SPACE.sub("", text), is_german(text)
+    text, german_text = _GROUP_SPACE.sub("", text), is_german(text)
     for match in TOKEN.finditer(text):
         token = match.group()
         if token.lower() in COUNTS:
@@ -177,7 +177,9 @@ def exact_terms(text: str) -> dict[str, str]:
                 and match.start()
                 and token.lower() not in STOP
                 and len(token) > 1
-                and not (german and _ARTICLE.search(text, max(match.start() - _ARTICLE_CHARS, 0), match.start()))
+                and not (
+                    german_text and _ARTICLE.search(text, max(match.start() - _ARTICLE_CHARS, 0), match.start())
+                )
             )
         ):
             exact[token.casefold()] = token
@@ -220,12 +222,12 @@ def missing_terms(text: str, window: str) -> tuple[str, ...]:
 def lacking_terms(exact: Mapping[str, str], source: str) -> dict[str, str]:
     """Those of the numbers, names and codes that a text has in no form."""
     forms = term_forms(source)
-    german = is_german(source)
+    german_text = is_german(source)
     return {
         form: shown
         for form, shown in exact.items()
         if not ({form, form.removesuffix("s"), *_values(form)} & forms)
-        and not (german and shown.istitle() and any(_is_inflected(form, other) for other in forms))
+        and not (german_text and shown.istitle() and any(_is_inflected(form, other) for other in forms))
         and not (form[0].isdigit() and {part.removesuffix("s") for part in form.split("-")} <= forms)
     }
 
