@@ -266,7 +266,8 @@ class DeviceCheck(msgspec.Struct, frozen=True, kw_only=True):
     """Difference between a device's log probabilities and the CPU's, over `rows` rows of a fixed set of prompts.
 
     KL divergences are in nats. `top_changed_frac` counts rows whose most likely token differs although the CPU was
-    sure of its own. `logprob_difference` is the largest change among the most likely tokens.
+    sure of its own. `logprob_difference` is the largest change among the most likely tokens. `omitted` names the
+    batches like the server's that the time of a load was too short for.
     """
 
     rows: int
@@ -274,6 +275,7 @@ class DeviceCheck(msgspec.Struct, frozen=True, kw_only=True):
     kld_max: float
     top_changed_frac: float
     logprob_difference: float
+    omitted: str = ""
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -219,6 +219,7 @@ _FALLBACKS: Final = {
     "found_here_title": "Answers of a model with {load} were computed wrongly on this computer",
     "found_here_advice": "update the driver or Tessera; `tessera engine faults --forget {rule}` uses it again",
     "canary_note": "Earlier answers of this model may be wrong: {why}. `tessera engine faults` says what is no longer used. Ask again what matters.",
+    "checks_left": "some checks of {devices} did not fit into the time of the load: they run while no model computes",
     "wrong_results": "wrong results with {what}: {change}",
     "wrong_results_of": "wrong results with {what} ({operations} is wrong with this driver): {change}",
 }

@@ -25,7 +25,9 @@ from engine.runner.protocol import LoadSettings
 log = logging.getLogger(__name__)
 MAX_ENTRIES: Final = 200
 # Increase it when a load compares more than before: devices are compared again.
-CHECKS: Final = 2
+CHECKS: Final = 3
+# Most sequences in one batch of a comparison (SEQUENCES in engine/runner/llama/native/scenarios.py).
+CHECKED_SEQUENCES: Final = 4
 # Reads weights back from the device a few dozen times: takes seconds for models that fit a laptop.
 OPERATIONS_TIMEOUT_S: Final = 90.0
 # A CPU reads about 150 tokens twice: takes seconds for models that fit a laptop, minutes for the largest.
@@ -37,8 +39,9 @@ class DeviceCheckRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Result of comparing a device with the CPU for models of one kind; `checked_at` is in seconds since the epoch.
 
     `what` names device and features; `reason` says why it is wrong and is empty if it is right. `operations`
-    describes the single operations that differ. `deep_at`: when long texts were compared; 0: not yet. `check` is of
-    the comparison at a load; None: only long texts were compared, after a resume or without a reference.
+    describes the single operations that differ. `deep_at`: when long texts were compared, and all batches like the
+    server's; 0: not yet. `check` is of the comparison at a load; None: only that of long texts was made, after a
+    resume or without a reference.
     """
 
     what: str
@@ -48,6 +51,11 @@ class DeviceCheckRecord(msgspec.Struct, frozen=True, kw_only=True):
     operations: str = ""
     check: DeviceCheck | None = None
     deep_at: float = 0.0
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a load was too short for some of the batches, and they were not compared since."""
+        return self.check is not None and bool(self.check.omitted) and not self.deep_at
 
 
 class DeviceChecks:
@@ -192,7 +200,7 @@ def check_key(settings: LoadSettings, shape: ModelShape, machine: Machine) -> st
         settings.engine_args,
         settings.n_ubatch,
         settings.n_batch,
-        min(settings.n_parallel, 4),
+        min(settings.n_parallel, CHECKED_SEQUENCES),
         0 <= settings.n_gpu_layers <= len(shape.layers),
     ]
     facts += [shape.architecture, shape.embedding, shape.heads, shape.attention, shape.feed_forward, shape.experts]

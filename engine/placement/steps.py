@@ -20,7 +20,7 @@ from engine.placement.candidates import Candidate, DryRunner, PlacementQuery
 from engine.placement.choose import choose_candidate, placement_of
 from engine.placement.estimate import overdraft
 from engine.placement.fallbacks import sound_fallbacks
-from engine.placement.fault_workarounds import applied, fault_reason
+from engine.placement.fault_workarounds import applied, fault_reason, refusing
 from engine.placement.fit_report import load_need, offload_target
 from engine.placement.history import FALLBACK_FIELDS, PlacementHistory
 from engine.placement.load_settings import (
@@ -278,6 +278,8 @@ def _tuned(load: Load, settings: LoadSettings, tuned: Tuned) -> tuple[LoadSettin
 def sound_device(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
     """Use the next fallback if the device is known to compute other results than the CPU."""
     verdict = load.stores.checks.verdict(settings, load.shape, load.machine)
+    if verdict is not None and verdict.is_partial and not verdict.wrong:
+        load.add_reasons(because("checks_left", devices=settings.devices))
     fallback = sound(load.stores, settings, load.shape, load.machine) if verdict and verdict.wrong else None
     if verdict is None or fallback is None:
         return settings, None
@@ -366,9 +368,9 @@ STEPS: Final[tuple[Step[Load], ...]] = (
     device,
     other_machines,
     tuned_or_measured,
-    sound_device,
     fault_workarounds,
     prefill_deaths,
+    sound_device,
     engine_arguments,
     prefix_cache,
     fallback_that_worked,
@@ -448,11 +450,19 @@ def death_key(model_id: str, settings: LoadSettings, machine: Machine) -> str:
 
 
 def sound(stores: Resources, settings: LoadSettings, shape: ModelShape, machine: Machine) -> Fallback | None:
-    """Fallback for settings with which a device computes wrong results; None if they are the CPU's."""
+    """Fallback for settings with which a device computes wrong results; None if they are the CPU's.
+
+    It obeys the rules of known faults of the other devices.
+    """
+    rules = stores.fault_rules.now()
     for fallback in sound_fallbacks(settings, machine) if settings.devices else []:
-        verdict = stores.checks.verdict(fallback.settings, shape, machine)
+        changed, _ = applied(rules, shape, machine, fallback.settings)
+        is_other = changed.devices != settings.devices
+        if is_other and refusing(rules, shape, machine, changed) is not None:
+            continue
+        verdict = stores.checks.verdict(changed, shape, machine)
         if verdict is None or not verdict.wrong:
-            return fallback
+            return msgspec.structs.replace(fallback, settings=changed)
     return None
 
 

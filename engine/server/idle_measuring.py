@@ -1,6 +1,7 @@
 """Measures for placement while the computer is idle: the devices that could run a loaded model, and attention.
 
-It also compares long texts on a device with the CPU, once for each device, driver and kind of model.
+It also compares long texts on a device with the CPU, once for each device, driver and kind of model, and the
+batches that the time of a load was too short for.
 
 Placement uses the results. A request stops the measurement; it restarts at the next idle time. The comparison of
 devices is a job, so that the user sees it and can cancel it; then this server does not start it again.
@@ -25,6 +26,7 @@ from engine.job_kinds.bench.attention import measure_attention, memory_bytes
 from engine.job_kinds.measure.work import CompareOptions, Task
 from engine.jobs.job_types import ENDED, JobKind
 from engine.placement.cpu_choices import heads_of
+from engine.placement.device_checks import CHECKED_SEQUENCES
 from engine.placement.estimate import ledger_amounts
 from engine.placement.fallbacks import without_flash_attention
 from engine.placement.history import Heads, attention_key
@@ -142,7 +144,8 @@ class IdleMeasuring:
         """Return True if it began; False if memory has no room for a second copy of the model now."""
         placer, state = self._state.placer, self._state
         depth = deep_length(settings, shape)
-        small = msgspec.structs.replace(settings, n_ctx=depth + PIECE, kv_cells=0, n_parallel=1)
+        parallel = min(CHECKED_SEQUENCES, settings.n_parallel)
+        small = msgspec.structs.replace(settings, n_ctx=depth + PIECE, kv_cells=0, n_parallel=parallel)
         amounts = ledger_amounts(await asyncio.to_thread(placer.need_of, small))
         host = amounts.get("cpu", DeviceBytes(0))
         more = DeviceBytes(host.anonymous_bytes + DEEP_BYTES, host.mapped_bytes + shape.file_bytes)

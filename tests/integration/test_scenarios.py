@@ -3,23 +3,28 @@
 The faults are put between llama.cpp and the check: into the tokens before a decode, or into its logits.
 """
 
+import itertools
 import os
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
 
 from engine.core.types import DeviceCheck
+from engine.placement.device_checks import CHECKED_SEQUENCES
 from engine.runner.llama import deep_check_child, reference_child
 from engine.runner.llama.native import scenarios
 from engine.runner.llama.native.batch import Batch, Logits
 from engine.runner.llama.native.device_check import Reference, prompts
 from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.llama.native.model import load
-from engine.runner.llama.native.scenarios import Scenarios
+from engine.runner.llama.native.scenarios import Outcome, Scenarios
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
+from engine.runner.llama.service import compared
 from engine.runner.llama.vision.vision import Vision
 from engine.runner.protocol import LoadSettings
+from tests.support.check_clock import replace_clock
 from tests.support.models.shapes import SHAPES, shallow, write_shape
 from tests.support.models.vision_shapes import write_projector
 
@@ -170,6 +175,13 @@ class LikeItself(Device):
         return np.roll(logits, 3, axis=1)
 
 
+SCENARIOS = [
+    "several sequences in one batch",
+    "a second prompt after an answer",
+    "a shared and a truncated prefix",
+    "drafts that are verified",
+    "a prompt of several ubatches",
+]
 FAULTS = [
     CrossTalk, NextUbatch, MixedBatch, UbatchBefore, NotANumber, BatchOf512, SecondPrompt, UnrotatedStep, OneToken,
     LayersOff, RowsOfDrafts, LikeItself,
@@ -181,7 +193,7 @@ def examined(loaded, vocabulary, expected, seconds=60.0):
     try:
         return Scenarios(loaded, expected, tokens).run(seconds)
     except ValueError as error:
-        return [], error
+        return Outcome([], [], error)
 
 
 @pytest.fixture(scope="module")
@@ -195,32 +207,82 @@ def spark(bundled_model):
 
 
 def test_a_sound_device_computes_every_scenario_like_each_sequence_alone(spark):
-    done, wrong = examined(*spark)
-    assert wrong is None
-    assert done == [
-        "several sequences in one batch",
-        "a second prompt after an answer",
-        "a shared and a truncated prefix",
-        "drafts that are verified",
-        "a prompt of several ubatches",
-    ]
+    assert examined(*spark) == (SCENARIOS, [], None)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_historical_fault_is_found_before_the_first_answer(spark, monkeypatch, fault):
     put_between(monkeypatch, fault(), spark[0])
-    assert examined(*spark)[1] is not None
+    assert examined(*spark).wrong is not None
 
 
 def test_with_a_cpu_that_is_too_slow_the_device_is_compared_with_itself(spark, monkeypatch):
     loaded, vocabulary, expected = spark
     expected = msgspec.structs.replace(expected, alone=())
-    assert examined(loaded, vocabulary, expected)[1] is None
+    assert examined(loaded, vocabulary, expected) == ([], SCENARIOS, None)  # the CPU's are still missing
     put_between(monkeypatch, CrossTalk(), loaded)
-    assert examined(loaded, vocabulary, expected)[1] is not None
-    monkeypatch.setattr(reference_child, "SLOW_S", -1.0)
-    at_once = reference_child.compute(start_backends(), reference_child.reference_settings(loaded.settings))
+    assert examined(loaded, vocabulary, expected).wrong is not None
+    settings = reference_child.reference_settings(loaded.settings)
+    at_once = reference_child.compute(start_backends(), settings, slow_s=-1.0)
     assert (at_once.alone, at_once.tokens) == ((), expected.tokens)
+
+
+@pytest.mark.parametrize("seconds", [0, 1, 3, 8, 12, 100])
+def test_what_the_time_is_too_short_for_is_named(spark, monkeypatch, seconds):
+    """The clock moves by a second at each look at it; a scenario that has only begun is not done."""
+    clock = itertools.count()
+    replace_clock(monkeypatch, lambda: next(clock))
+    done, omitted, wrong = examined(*spark, seconds=seconds)
+    assert wrong is None
+    assert sorted(done + omitted) == sorted(SCENARIOS)
+    assert (SCENARIOS[0] in omitted) is (seconds < 8)
+    assert (SCENARIOS[-1] in omitted) is (seconds < 100)
+
+
+def test_a_load_records_what_it_had_no_time_for(spark, monkeypatch, tmp_path):
+    loaded, vocabulary, expected = spark
+    path = tmp_path / "reference.msgpack"
+    path.write_bytes(msgspec.msgpack.encode(expected))
+    settings = msgspec.structs.replace(loaded.settings, reference_path=str(path))
+    monkeypatch.setattr(loaded, "settings", settings)
+    clock = itertools.count()
+    for step, omitted in ((0, ""), (1000, ", ".join(SCENARIOS))):
+        replace_clock(monkeypatch, lambda step=step: step * next(clock))
+        assert compared(loaded, vocabulary).omitted == omitted
+
+
+class NanTogether(Device):
+    """No numbers as soon as several sequences share a batch."""
+
+    def after(self, logits):
+        return logits * np.nan if self.together else logits
+
+
+@pytest.mark.parametrize(
+    ("fault", "wrong"),
+    [
+        (Device, None),
+        (CrossTalk, SCENARIOS[0]),
+        (SecondPrompt, SCENARIOS[1]),
+        (NanTogether, "batches of several texts"),
+    ],
+)
+def test_batches_that_a_load_had_no_time_for_are_compared_while_idle(bundled_model, monkeypatch, fault, wrong):
+    settings = LoadSettings(path=str(bundled_model), n_ctx=1024, n_batch=512, n_ubatch=256, n_threads=1)
+    assert CHECKED_SEQUENCES == scenarios.SEQUENCES
+    computed = deep_check_child.compute
+    clean = []
+
+    def reference(*arguments, **named):
+        clean.append(computed(*arguments, **named))
+        put_between(monkeypatch, fault(), SimpleNamespace(n_ubatch=256))  # the CPU is sound
+        return clean[0]
+
+    monkeypatch.setattr(deep_check_child, "compute", reference)
+    found = deep_check_child.compared(settings, 512)
+    assert found.get("wrong") == wrong
+    assert clean[0].alone
+    assert wrong or set(SCENARIOS[:4]) <= set(found["done"])
 
 
 @pytest.mark.parametrize(
@@ -245,10 +307,10 @@ def test_no_architecture_or_cache_type_raises_an_alarm_on_the_cpu(tmp_path, name
     try:
         vocabulary = LlamaVocabulary(api, loaded.vocab)
         expected = reference_child.compute(api, reference_child.reference_settings(settings))
-        done, wrong = examined(loaded, vocabulary, expected)
+        done, omitted, wrong = examined(loaded, vocabulary, expected)
     finally:
         loaded.close()
-    assert wrong is None
+    assert (wrong, omitted) == (None, [])
     assert len(done) >= 3
 
 

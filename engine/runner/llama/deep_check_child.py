@@ -4,7 +4,8 @@ Usage: python -m engine.runner.llama.deep_check_child PARENT_PID SETTINGS_JSON D
 load compares short texts only. Some drivers fail only after a thousand tokens or more, beyond a sliding window, or
 in answers after a hundred tokens. So the device reads DEPTH tokens in the server's batches, then single tokens and
 a few at once, and it continues a text by itself. The CPU's plain kernels compute the same texts in pieces.
-Matrix products of each type of tensor are compared one by one, with one row and with 128.
+Matrix products of each type of tensor are compared one by one, with one row and with 128. The scenarios of a first
+load, which are limited in time there, are computed to their end.
 """
 
 import os
@@ -33,10 +34,10 @@ from engine.runner.llama.native.device_verdict import CELLS
 from engine.runner.llama.native.llama_api import KernelsMissing, start_backends
 from engine.runner.llama.native.model import LoadedModel, LoadFailed, load, padded, watched_context
 from engine.runner.llama.native.operation_check import SINGLE_TOKENS, OperationCheck, wrong_text
-from engine.runner.llama.native.scenarios import NOISES, WRONG_NATS
+from engine.runner.llama.native.scenarios import NOISES, SEQUENCES, WRONG_NATS, Scenarios
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.llama.recompute_child import LOWEST_PRIORITY
-from engine.runner.llama.reference_child import reference_settings
+from engine.runner.llama.reference_child import compute, reference_settings
 from engine.runner.llama.vision.image import ImageRefused
 from engine.runner.llama.vision.vision import Vision
 from engine.runner.orphans import die_with_parent
@@ -51,6 +52,7 @@ TOGETHER: Final = 4
 MARKS: Final = 16
 PIECE: Final = 256
 NAMES: Final = ("an answer of 150 tokens", "a long text and what follows")
+BATCHES: Final = "batches of several texts"
 PRODUCTS: Final = "matrix products"
 IMAGE: Final = "an image"
 # Rows of a prompt in the comparison of products, and the error that no sound kernel has: ggml's tests allow 5e-4,
@@ -156,6 +158,23 @@ def products(loaded: LoadedModel, tokens: list[int]) -> str:
     )
 
 
+def batches(
+    loaded: LoadedModel, tokens: list[int], expected: Reference | None
+) -> tuple[list[str], dict[str, object]]:
+    """The scenarios of a first load that were compared, and fields of the result if one differs, else none.
+
+    The long text has the server's batches already. `expected`: the CPU's results; None: nothing is compared.
+    """
+    if expected is None:
+        return [], {}
+    try:
+        outcome = Scenarios(loaded, expected, tokens).run(float("inf"), has_long=False)
+    except ValueError as error:
+        return [BATCHES], {"wrong": BATCHES, "reason": str(error)}
+    wrong = outcome.wrong
+    return outcome.done, {} if wrong is None else {"wrong": wrong.scenario, "nats": wrong.nats}
+
+
 def sample_image() -> bytes:
     """A PNG with colours in both directions."""
     side = np.arange(IMAGE_SIDE)
@@ -232,13 +251,17 @@ def compared(settings: LoadSettings, depth: int) -> dict[str, object]:
     """
     cells = padded(depth + SINGLE + TOGETHER + 1)
     plain, projector = reference_settings(settings), settings.mmproj_path
-    small: dict[str, object] = {"n_ctx": cells, "kv_cells": 0, "n_parallel": 1, "max_rollback": 0}
-    small |= {"mtp": False, "draft_path": None, "mmproj_path": None, "lora": (), "reference_path": None}
+    small: dict[str, object] = {"n_ctx": cells, "kv_cells": 0, "mtp": False, "draft_path": None}
+    small |= {"mmproj_path": None, "lora": (), "reference_path": None}
     api = start_backends(settings.devices, tiles=settings.tiles, variables=settings.variables)
-    loaded = load(api, msgspec.structs.replace(settings, **small), lambda _fraction: True)
+    is_compiled = bool(openvino.target_of(settings.devices))  # as a whole, for one text
+    expected = None if is_compiled else compute(api, plain, settings.n_ctx, slow_s=float("inf"))
+    parallel = {"n_parallel": min(SEQUENCES, settings.n_parallel)}
+    loaded = load(api, msgspec.structs.replace(settings, **small, **parallel), lambda _fraction: True)
     try:
         vocabulary = LlamaVocabulary(api, loaded.vocab)
         tokens = [t for sequence in prompts(loaded, vocabulary) for t in sequence]
+        done, wrong_batches = batches(loaded, tokens, expected)
         texts, references = on_device(Computer(loaded, loaded.n_batch), tokens, depth)
         reserved = reserved_indices(loaded, vocabulary, texts[0][PROMPT:])
         seen = image_rows(loaded, projector) if projector is not None else None
@@ -247,10 +270,13 @@ def compared(settings: LoadSettings, depth: int) -> dict[str, object]:
         return {"done": NAMES, "wrong": NAMES[1], "reason": str(error)}
     finally:
         loaded.close()
+    in_products = {"in_products": True} if wrong_products else {}
+    if wrong_batches:
+        return {"done": done, **wrong_batches, **in_products}
+    small |= {"n_parallel": 1, "max_rollback": 0}
     small |= {"n_batch": min(PIECE, cells), "n_ubatch": min(PIECE, cells)}
     small |= {"n_threads": settings.n_threads, "n_threads_batch": settings.n_threads_batch}
     right = _on_plain(api, msgspec.structs.replace(plain, **small), texts, depth, projector)
-    in_products = {"in_products": True} if wrong_products else {}
     if number := num_wrongly_reserved(reserved, texts[0][PROMPT:], right[0]):
         return {"done": NAMES, "wrong": NAMES[0], "reason": f"{number} tokens are reserved ones", **in_products}
     names = list(NAMES)
@@ -258,7 +284,7 @@ def compared(settings: LoadSettings, depth: int) -> dict[str, object]:
         names.append(IMAGE)
         references.append(reference_of(seen))
     checks = [compare_rows(expected, rows) for expected, rows in zip(references, right, strict=False)]
-    verdict: dict[str, object] = {"done": names, "nats": max(check.kld_mean for check in checks)}
+    verdict: dict[str, object] = {"done": [*done, *names], "nats": max(check.kld_mean for check in checks)}
     if wrong_products:
         verdict |= {"wrong": PRODUCTS, "reason": wrong_products, **in_products}
     if all(check.kld_mean <= WRONG_NATS for check in checks):

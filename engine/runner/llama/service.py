@@ -536,24 +536,31 @@ def compared(loaded: llama_model.LoadedModel, vocabulary: LlamaVocabulary) -> De
         sys.stderr.write(f"the device was not compared with the CPU: {error}\n")
         return None
     if not compiled:
-        compare_scenarios(expected, loaded, vocabulary, check)
+        omitted = compare_scenarios(expected, loaded, vocabulary, check)
+        check = msgspec.structs.replace(check, omitted=", ".join(omitted))
     return check
 
 
 def compare_scenarios(
     expected: Reference, loaded: llama_model.LoadedModel, vocabulary: LlamaVocabulary, check: DeviceCheck
-) -> None:
-    """Compute several sequences and long prompts as the server does. Raises: DeviceWrong."""
+) -> list[str]:
+    """Compute several sequences and long prompts as the server does; return what was not compared with the CPU.
+
+    Raises: DeviceWrong.
+    """
     name = ", ".join(loaded.settings.devices) or "the CPU"
     tokens = [token for sequence in prompts(loaded, vocabulary) for token in sequence]
     try:
-        done, wrong = Scenarios(loaded, expected, tokens).run()
+        done, omitted, wrong = Scenarios(loaded, expected, tokens).run()
     except ValueError as error:
         raise DeviceWrong(f"on {name}, {error}", check) from error
     if wrong is not None:
         reason = f"{name} computes {wrong.scenario} wrongly ({wrong.nats:.2g} nats)"
         raise DeviceWrong(reason, check)
     sys.stderr.write(f"{name} computed like each text alone: {', '.join(done) or 'nothing'}\n")
+    if omitted:
+        sys.stderr.write(f"compared while no model runs: {', '.join(omitted)}\n")
+    return omitted
 
 
 def model_drafter(loaded: llama_model.LoadedModel, vocabulary: LlamaVocabulary) -> ModelDrafter | None:

@@ -33,7 +33,7 @@ WRONG_DRAFTS: Final = 3
 # another sequence is nats apart. So the limit is twenty times the device check's, or ten times the model's noise.
 WRONG_NATS: Final = 0.02
 NOISES: Final = 10.0
-# A deep prompt that is expected to take longer waits until the model is idle.
+# The time for all scenarios at a first load. What does not fit is computed while the model is idle.
 SECONDS: Final = 5.0
 
 
@@ -42,6 +42,18 @@ class Wrong(NamedTuple):
 
     scenario: str
     nats: float
+
+
+class Outcome(NamedTuple):
+    """The scenarios that were compared, those that the time was too short for, and the first that differs."""
+
+    done: list[str]
+    omitted: list[str]
+    wrong: Wrong | None
+
+
+class OutOfTime(Exception):
+    """The time was too short for a whole scenario."""
 
 
 def texts(tokens: list[int]) -> list[list[int]]:
@@ -80,25 +92,32 @@ class Scenarios:
         self._tokens, self._texts = tokens, texts(tokens)
         self._alone = expected.alone
 
-    def run(self, seconds: float = SECONDS) -> tuple[list[str], Wrong | None]:
-        """The scenarios that were computed, and the first whose results differ.
+    def run(self, seconds: float = SECONDS, *, has_long: bool = True) -> Outcome:
+        """Compute the scenarios until one differs. Without `has_long`, none is longer than the short texts.
 
+        Scenarios that were compared with the device's own results only are omitted ones, too.
         Raises: ValueError: a batch could not be decoded, or its output is not a number.
         """
-        end, done = time.monotonic() + seconds, list[str]()
+        end, outcome = time.monotonic() + seconds, Outcome([], [], None)
         # A CPU that is too slow for them computed none: then the device's own results are the reference.
         self._alone = self._alone or alone(self._loaded, self._tokens, self._expected)
-        for name, scenario in self._possible():
+        for name, scenario in self._possible(has_long=has_long):
             if time.monotonic() > end:
-                break
-            nats = scenario(end)
-            self._clear()
-            done.append(name)
+                outcome.omitted.append(name)
+                continue
+            try:
+                nats = scenario(end)
+            except OutOfTime:
+                outcome.omitted.append(name)
+                continue
+            finally:
+                self._clear()
+            (outcome.done if self._expected.alone else outcome.omitted).append(name)
             if nats is not None:
-                return done, Wrong(name, nats)
-        return done, None
+                return outcome._replace(wrong=Wrong(name, nats))
+        return outcome
 
-    def _possible(self) -> Iterator[tuple[str, Callable[[float], float | None]]]:
+    def _possible(self, *, has_long: bool) -> Iterator[tuple[str, Callable[[float], float | None]]]:
         settings = self._loaded.settings
         cells = max(settings.kv_cells, self._loaded.n_ctx)
         if not self._alone:
@@ -110,20 +129,20 @@ class Scenarios:
             yield "a shared and a truncated prefix", self._shared
         if settings.max_draft and (self._loaded.keeps_partial or self._loaded.max_rollback >= WRONG_DRAFTS):
             yield "drafts that are verified", self._verified
-        if min(self._loaded.n_batch, self._loaded.n_ctx - 1) > self._loaded.n_ubatch:
+        if has_long and min(self._loaded.n_batch, self._loaded.n_ctx - 1) > self._loaded.n_ubatch:
             yield "a prompt of several ubatches", self._long
 
-    # ---- the scenarios: None if the results are right, else the difference in nats
+    # ---- the scenarios: None if the results are right, else the difference in nats; they raise OutOfTime
 
     def _mixed(self, end: float) -> float | None:
         """Prompts in a batch with other sequences' answers, and answers of all sequences together."""
         count = min(SEQUENCES, self._loaded.settings.n_parallel)
-        for _ in range(ROUNDS):
+        for number in range(ROUNDS):
+            if number and time.monotonic() > end:
+                raise OutOfTime
             for seq, computed in enumerate(self._together(self._texts[:count])):
                 if (nats := self._difference(seq, computed)) is not None:
                     return nats
-            if time.monotonic() > end:
-                break
         return None
 
     def _together(self, rows_of: list[list[int]]) -> list[list[Any]]:
@@ -197,7 +216,7 @@ class Scenarios:
                 at = upto
             expected += rows
             if at < length // 4 and (time.monotonic() - started) * length / at > end - started + SECONDS:
-                return None  # too slow for a first load
+                raise OutOfTime
         self._clear()
         at = 0
         for mark in marks:

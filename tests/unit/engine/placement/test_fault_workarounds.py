@@ -16,7 +16,7 @@ from engine.placement.fault_workarounds import not_bad
 from engine.placement.placer import read_shape
 from engine.placement.quarantine import forget, found_rule, quarantine
 from engine.placement.resources import open_resources
-from engine.placement.steps import Load, run
+from engine.placement.steps import Load, death_key, run, sound
 from engine.placement.steps import fault_workarounds as step
 from engine.placement.types import NO_OVERRIDES, PlacementLimits
 from engine.runner.llama.batch.step_budget import StepBudget
@@ -69,6 +69,7 @@ def placed(path, tmp_path, monkeypatch):
         )
         return run(load)
 
+    place.resources = resources
     return place
 
 
@@ -207,6 +208,50 @@ def test_what_was_found_wrong_here_is_not_used_until_driver_or_settings_change(p
     assert forget(resources, rule.id)
     assert not forget(resources, rule.id)
     assert placed(machine).settings.devices == before.settings.devices
+
+
+def test_the_card_says_that_a_load_was_too_short_for_some_checks_until_they_are_made(placed, path):
+    checks, shape = placed.resources.checks, read_shape(path)
+    check = DeviceCheck(rows=4, kld_mean=0.0, kld_max=0.0, top_changed_frac=0.0, logprob_difference=0.0)
+    before = placed(HALO)
+    assert before.settings.devices
+    for omitted in ("", "a second prompt after an answer"):
+        checks.record(before.settings, shape, HALO, replace(check, omitted=omitted))
+        assert ("some checks of Vulkan0 did not fit" in words(placed(HALO))) is bool(omitted)
+    checks.record_deep(before.settings, shape, HALO)
+    assert "some checks" not in words(placed(HALO))
+    assert placed(HALO).settings == before.settings
+
+
+@pytest.mark.parametrize("later", ["a rule", "a death"])
+def test_a_wrong_device_is_not_used_although_a_later_step_changed_its_settings(placed, path, later):
+    """The result is stored for the settings that were loaded: those after rules and deaths of runners."""
+    resources, shape = placed.resources, read_shape(path)
+    machine = with_rocm(HALO, variables=("GGML_CUDA_ENABLE_UNIFIED_MEMORY",)) if later == "a rule" else HALO
+    pin = PlacementLimits(device="ROCm0" if later == "a rule" else "vulkan")
+    usual = placed(machine, overrides=pin).settings
+    if later == "a death":
+        resources.history.record_death(death_key("", usual, machine), 4096, {"n_ubatch": usual.n_ubatch // 2})
+    loaded = placed(machine, overrides=pin).settings
+    assert loaded.variables if later == "a rule" else loaded.n_ubatch == usual.n_ubatch // 2
+    check = DeviceCheck(rows=4, kld_mean=2.0, kld_max=5.0, top_changed_frac=0.0, logprob_difference=0.0)
+    tried = []
+    while loaded.devices:
+        tried.append((loaded.devices, loaded.flash_attn))
+        resources.checks.record(loaded, shape, machine, check, "it differs")
+        loaded = placed(machine, overrides=pin).settings
+        assert (loaded.devices, loaded.flash_attn) not in tried
+    assert len(tried) >= 2
+
+
+def test_the_next_device_after_a_wrong_one_is_not_one_that_is_known_to_fail(path, tmp_path, monkeypatch):
+    resources, shape, machine = open_resources(home_paths(tmp_path)), read_shape(path), with_rocm(HALO)
+    check = DeviceCheck(rows=4, kld_mean=2.0, kld_max=5.0, top_changed_frac=0.0, logprob_difference=0.0)
+    settings = LoadSettings(path=path, devices=("Vulkan0",), n_gpu_layers=99, n_ubatch=128, flash_attn="off")
+    resources.checks.record(settings, shape, machine, check, "it differs")
+    for builds, devices in ((SHIPPED, ("ROCm0",)), (BAD_ENGINE, ())):
+        monkeypatch.setattr(fault_workarounds, "engine_builds", lambda _rules, _version, builds=builds: builds)
+        assert sound(resources, settings, shape, machine).settings.devices == devices
 
 
 def test_on_the_processor_our_kernels_are_left_out_one_after_the_other(path, tmp_path):
