@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 
 from app.server_process import END_S
 from devices.atomic_file import write_atomically
-from devices.environment import sounds_secret
+from devices.environment import absolute_folders, sounds_secret
 from devices.programs import installed_program
 
 NAME: Final = "tessera"
@@ -38,10 +38,6 @@ _PASSED_BEGINNINGS: Final = ("TESSERA_", "HF_", "GGML_", "CUDA_", "HIP_", "ROCR_
 _NOT_PASSED: Final = frozenset({"TESSERA_SERVER", "TESSERA_KEY", "TESSERA_OWN_LOG"})
 # Windows sets it for every program of the user.
 _WINDOWS_OWN: Final = frozenset({"PATH"})
-# These folders may be relative to the shell's current folder.
-_FOLDERS: Final = frozenset(
-    {"TESSERA_HOME", "TESSERA_INSTALLED_MODELS", "TESSERA_SPEECH", "HF_HOME", "HF_HUB_CACHE"}
-)
 
 
 class ServiceFailed(Exception):
@@ -98,8 +94,8 @@ def passed_variables(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str,
     }
     # The manager's tools show a service description to every user.
     passed = {
-        name: str(Path(value).expanduser().absolute()) if name in _FOLDERS and value else value
-        for name, value in requested.items()
+        name: value
+        for name, value in (requested | absolute_folders(requested)).items()
         if value.isprintable() and not sounds_secret(name)
     }
     return passed, tuple(name for name in requested if name not in passed)

@@ -56,6 +56,19 @@ _SECRET: Final = re.compile(r"TOKEN|SECRET|PASS|PWD.|_PWD|KEY|CRED|AUTH(?!ORITY)
 _WITH_PASSWORD: Final = re.compile(r"://[^/\s@]*@")
 
 
+# Variables that name a folder. Children and services may have another current folder than the shell.
+FOLDERS: Final = frozenset(
+    {"TESSERA_HOME", "TESSERA_INSTALLED_MODELS", "TESSERA_SPEECH", "TESSERA_KERNELS", "TESSERA_ENGINES"}
+    | {"TESSERA_FAULT_RULES", "HF_HOME", "HF_HUB_CACHE"}
+)
+
+
+def absolute_folders(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those of `variables` that name folders, as absolute paths; relative ones start at the current folder."""
+    given = {name: value for name, value in variables.items() if name in FOLDERS and value}
+    return {name: str(Path(value).expanduser().absolute()) for name, value in given.items()}
+
+
 def user_folder(name: str, override: str) -> Path:
     """`name` below TESSERA_HOME, or in the user's data folder; the variable `override` takes precedence."""
     if folder := os.environ.get(override):

@@ -81,7 +81,7 @@ def command_page() -> str:
 
 # Environment variables that are not settings: name and meaning.
 VARIABLES: Final = (
-    ("TESSERA_HOME", "the folder for settings, models, chats, cache and logs"),
+    ("TESSERA_HOME", "the folder for settings, models, chats, cache and logs; relative to the current folder"),
     ("TESSERA_API_KEY", "the key that a public server asks for, and that clients of Tessera send"),
     ("TESSERA_SERVER", "the address of the server that the terminal and the window use"),
     (

@@ -9,15 +9,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from app.tools.types import shown_text
+from app.tools.types import shown_line
 
 # Programs that read the output need whole lines.
 _PIPE_COLUMNS = 1000
 
 
 def escape(text: str) -> str:
-    """Escape text for rich's markup and replace terminal control characters."""
-    return markup.escape(shown_text(text))
+    """A name or sentence for one line: rich's markup, line breaks and other control characters are escaped."""
+    return markup.escape(shown_line(text))
 
 
 def console() -> Console:
@@ -39,6 +39,6 @@ def table(
         # rich narrows columns that may wrap first; the cells themselves are set not to wrap.
         rows_table.add_column(head, no_wrap=head != cut, justify="right" if head == right else "left")
     for number, cells in enumerate(rows):
-        texts = [Text(shown_text(cell), no_wrap=True, overflow="ellipsis") for cell in cells]
+        texts = [Text(shown_line(cell), no_wrap=True, overflow="ellipsis") for cell in cells]
         rows_table.add_row(*texts, style="bold" if number == bold else "")
     return rows_table

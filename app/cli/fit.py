@@ -111,7 +111,8 @@ def _print(report: "FitReport", placement: "Placement") -> None:
     need = report.need
     verdict = "fits" if report.fits else "does not fit"
     basis = {"measured": "measured here", "prior": "estimated"}.get(placement.basis, placement.basis)
-    speed = f", about {placement.decode_tok_s:.0f} tok/s ({escape(basis)})" if placement.decode_tok_s else ""
+    tok_s = placement.decode_tok_s if report.fits else None
+    speed = f", about {tok_s:.0f} tok/s ({escape(basis)})" if tok_s else ""
     out.print(f"[bold]{escape(report.model)}[/bold] {verdict} on {escape(placement.device_name)}{speed}")
     parallel = placement.settings.n_parallel
     requests = f"{parallel} request{'' if parallel == 1 else 's'} at once"

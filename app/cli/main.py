@@ -11,6 +11,7 @@ import click
 from click.exceptions import NoSuchCommand
 
 from devices.child_command import CHILD_OPTION
+from devices.environment import absolute_folders
 from engine.services import __version__
 
 # name: (module, help line). The line is repeated here so that --help imports nothing.
@@ -186,6 +187,7 @@ def main() -> None:
 
         run(sys.argv[2:])
         return
+    os.environ.update(absolute_folders(os.environ))  # before any child starts in another folder
     debug = "--debug" in sys.argv
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # accept lines that are not valid UTF-8

@@ -240,7 +240,7 @@ def _print_plan(plan: "RepoPlan", *, as_json: bool) -> None:
         bits = f"{option.bits_per_weight:.2f}" if option.bits_per_weight else ""
         needs = size(verdict.needed_bytes) if verdict else ""
         fits = ("yes" if verdict.fits else "no") if verdict else ""
-        speed = f"{verdict.decode_tok_s:.0f}" if verdict and verdict.decode_tok_s else ""
+        speed = f"{verdict.decode_tok_s:.0f}" if verdict and verdict.fits and verdict.decode_tok_s else ""
         note = option.problem or ("best for this machine" if option.best else "")
         best = len(rows) if option.best else best
         rows.append((option.choice.label, size(option.choice.size_bytes), bits, needs, fits, speed, note))

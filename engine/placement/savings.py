@@ -51,7 +51,7 @@ def fit_options(
     options = [
         *_caches(settings, estimate, fits, needed),
         *_parallel(settings, estimate, fits, needed),
-        *_contexts(settings, estimate, fits, needed),
+        *_contexts(shape, settings, estimate, fits, needed),
         *_offload(shape, settings, estimate, fits, needed),
         *_mixes(shape, settings, estimate, fits, name, on_disk=on_disk),
         *_unloads(estimate(settings), bytes_by_owner),
@@ -81,14 +81,17 @@ def _parallel(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: i
     return [_way("parallel", because("option_parallel"), need, needed, PARALLEL_COST)]
 
 
-def _contexts(settings: LoadSettings, estimate: Estimate, fits: Judge, needed: int) -> list[FitOption]:
-    """A shorter context alone, and with an 8-bit cache if that allows a longer one."""
+def _contexts(
+    shape: ModelShape, settings: LoadSettings, estimate: Estimate, fits: Judge, needed: int
+) -> list[FitOption]:
+    """A shorter context alone, and with an 8-bit cache if that allows a longer one; as trained at most."""
     options: list[FitOption] = []
+    limit = min(settings.n_ctx, shape.context_train or settings.n_ctx)
     eight_bit = {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on", "n_parallel": 1, "kv_cells": 0}
     compact = msgspec.structs.replace(settings, **eight_bit)
     longest = 0
     for base, cost in ((settings, 0.0), (compact, 1.2)):
-        n_ctx = largest_context(base, settings.n_ctx, lambda s: fits(estimate(s)))
+        n_ctx = largest_context(base, limit, lambda s: fits(estimate(s)))
         if not SHORTEST <= n_ctx < settings.n_ctx or n_ctx <= longest:
             continue
         longest = n_ctx

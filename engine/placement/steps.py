@@ -249,7 +249,7 @@ def tuned_or_measured(load: Load, settings: LoadSettings) -> tuple[LoadSettings,
             basis="measured",
             measured_on="stand-in" if report.stand_in else "model",
         )
-    elif placed.basis == "prior" and placed.decode_tok_s and Path(settings.path).is_file():
+    elif placed.fits and placed.basis == "prior" and placed.decode_tok_s and Path(settings.path).is_file():
         load.add_reasons(because("speed_forecast", half=USUAL_ERROR, rare=RARE_ERROR, model=load.owner))
     return settings, None
 

@@ -296,7 +296,7 @@ class HubTab(QWidget):
                     need=formatted.size(verdict.needed_bytes), free=formatted.size(verdict.available_bytes)
                 )
             )
-        if verdict and verdict.decode_tok_s:
+        if verdict and verdict.fits and verdict.decode_tok_s:
             facts.append(speed_words(verdict.decode_tok_s, verdict.measured_on))
         if loss is not None:
             facts.append(loss_words(loss))

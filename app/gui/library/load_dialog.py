@@ -218,10 +218,10 @@ class LoadDialog(QDialog):
             shares = part_shares((part.name, part.num_bytes) for part in placed.need.parts)
             self.memory.show_shares(shares, max(free, placed.need.total_bytes))
         parts = [self.tr("Runs on {device}").format(device=placed.device_name or placed.device)]
-        if placed.decode_tok_s:
-            parts.append(self.tr("about {n} tokens/s").format(n=formatted.speed(placed.decode_tok_s)))
         if fit is not None and not fit.fits:
             parts.append(self.tr("does not fit the memory that is free now"))
+        elif placed.decode_tok_s:
+            parts.append(self.tr("about {n} tokens/s").format(n=formatted.speed(placed.decode_tok_s)))
         offer = next((reason for reason in placed.reasons if reason.kind == "context_8_bit"), None)
         self.eight_bit.setVisible(offer is not None)
         if offer is not None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from app.child import CHILDREN, EXIT_UNKNOWN
+from app.cli.main import cli, main
 from app.client import Client
 from app.server_process import ServerProcess
 from devices.child import run_child
@@ -53,6 +54,23 @@ def test_foreign_code_is_never_given_to_the_frozen_program(frozen, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(FileNotFoundError, match="no Python is installed"):
         interpreter("-c", "1")
+
+
+@pytest.mark.parametrize("name", ["TESSERA_HOME", "TESSERA_SPEECH"])
+def test_a_relative_folder_is_the_same_one_for_a_child_in_another_folder(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(name, "mine")
+    program = f"import os; print(os.path.abspath(os.environ[{name!r}]))"
+    folders = []
+
+    def run(**_):
+        child = subprocess.run(interpreter("-c", program), cwd="/", capture_output=True, text=True, check=True)
+        folders.append(child.stdout.strip())
+
+    monkeypatch.setattr(cli, "main", run)
+    with pytest.raises(SystemExit):
+        main()
+    assert folders == [str(tmp_path / "mine")]
 
 
 def test_from_source_the_interpreter_runs_the_module():

@@ -74,6 +74,8 @@ def test_what_does_not_fit_ends_with_ways_out(small_machine):
     assert "does not fit" in shown.output
     assert "To make it fit" in shown.output
     assert "--ctx" in shown.output
+    assert "tok/s" not in shown.output
+    assert "forecast" not in shown.output
 
 
 @pytest.fixture

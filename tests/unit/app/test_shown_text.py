@@ -56,6 +56,15 @@ def test_names_in_tables():
     assert "[red]" in out.getvalue()
 
 
+def test_a_line_break_in_a_name_does_not_start_a_line(capsys):
+    name = "model\nfits on CPU"
+    console().print(escape(name))
+    console().print(table(("model", "size"), [(name, "1\r2")], cut="model"))
+    out = capsys.readouterr().out
+    assert out.count("model\\nfits on CPU") == 2
+    assert "1\\r2" in out
+
+
 def test_a_table_shows_any_text_as_it_is(capsys):
     rows = [("[red]a", "1", ESCAPES + "b"), ("c", "2,000", "d")]
     console().print(table(("name", "bytes", "from"), rows, cut="from", right="bytes"))

@@ -72,6 +72,13 @@ def test_what_does_not_fit_names_ways_that_do(path):
         assert way.saved_bytes == found.need.total_bytes - way.needed_bytes
 
 
+def test_no_context_is_offered_that_it_was_not_trained_for(path):
+    found = judged(path, LoadSettings(path=path, n_ctx=1 << 20, n_parallel=4), machine(5000))
+    assert not found.fits
+    contexts = [way.change.values["n_ctx"] for way in found.fit_options if "n_ctx" in way.change.values]
+    assert contexts == [32768]
+
+
 def test_the_ways_out_really_fit(path):
     found = report(path, 450)
     for way in found.fit_options:
