@@ -65,8 +65,8 @@ FOLDERS: Final = frozenset(
 
 def absolute_folders(variables: Mapping[str, str]) -> dict[str, str]:
     """Those of `variables` that name folders, as absolute paths; relative ones start at the current folder."""
-    given = {name: value for name, value in variables.items() if name in FOLDERS and value}
-    return {name: str(Path(value).expanduser().absolute()) for name, value in given.items()}
+    folders = {name: value for name, value in variables.items() if name in FOLDERS and value}
+    return {name: str(Path(value).expanduser().absolute()) for name, value in folders.items()}
 
 
 def user_folder(name: str, override: str) -> Path:
