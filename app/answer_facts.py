@@ -82,7 +82,7 @@ _MAX_SOURCES: Final = 8
 
 
 def sources_of(sources: Iterable[WebSource], answer: str) -> tuple[WebSource, ...]:
-    """The sources of an answer: pages that were read, and results that the answer names; without either, all."""
+    """The sources of an answer: pages read and results that the answer names; if there are neither, all sources."""
     by_url: dict[str, WebSource] = {}
     for each in sources:
         before = by_url.get(each.url)

@@ -79,12 +79,12 @@ def user_folder(name: str, override: str) -> Path:
 
 
 def program_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment for other programs, such as an agent's commands and tool servers; with `extra`."""
+    """The environment for other programs, such as an agent's commands and tool servers, plus `extra`."""
     return {k: v for k, v in os.environ.items() if _passes(k, v)} | dict(extra or {})
 
 
 def without_secrets(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment for Tessera's own children, which read untrusted files or use devices; with `extra`."""
+    """The environment for Tessera's own children, which read untrusted files or use devices, plus `extra`."""
     left_out = {UNIFIED_MEMORY} if AMD_COMPUTE.exists() else set()
     variables = {k: v for k, v in os.environ.items() if _passes(k, v, _OWN) and k not in left_out}
     return variables | dict(extra or {})

@@ -1,8 +1,8 @@
 """Known bad combinations of engine, backend, chip, driver and settings: what goes wrong, and the workaround.
 
 The rules come with the program (assets/fault_rules.json). A newer signed file may replace them, and faults found on
-this computer are rules of their own. A rule matches if all its conditions hold; an unknown fact matches no
-condition, except those that the rule assumes.
+this computer are separate rules. A rule matches if all its conditions hold; an unknown fact matches no condition,
+except those that the rule assumes.
 """
 
 import contextlib
@@ -136,7 +136,7 @@ class Then(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One known fault. `finding` names a finding of `tessera doctor` that already says the same."""
+    """One known fault. `finding` names a finding of `tessera doctor` that already reports it."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}\Z")]
     title: _Text

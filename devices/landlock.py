@@ -35,8 +35,9 @@ _HANDLED: Final = {3: (1 << 15) - 1, 5: (1 << 16) - 1}
 # Source: prctl.h, capability.h.
 _NO_NEW_PRIVS, _DEATH_SIGNAL, _SUBREAPER, _DROP, _IS_KNOWN = 38, 1, 36, 24, 23
 _CAPABILITIES_V3, _SET = 0x20080522, {"x86_64": 126, "aarch64": 91}
-# What the superuser needs for files of a project that belong to others, as in containers: CHOWN, DAC_OVERRIDE,
-# FOWNER, SETGID, SETUID. With the others it could make devices, set the clock, or load kernel modules.
+# Capabilities that root needs for files of a project that belong to other users, as in containers: CHOWN,
+# DAC_OVERRIDE, FOWNER, SETGID, SETUID. With the others it could make devices, set the clock, or load kernel
+# modules.
 _FILE_RIGHTS: Final = (0, 1, 3, 6, 7)
 _DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 # Files of installed programs, on any distribution.
@@ -103,7 +104,7 @@ def restrict(readable: Sequence[str], writable: Sequence[str], *, network: bool)
 
 
 def _drop_capabilities(libc: Any) -> None:
-    """Drop the superuser's rights except those for files; other users have none."""
+    """Drop root's rights except those for files; other users have none."""
     number = 0
     while libc.prctl(_IS_KNOWN, number, 0, 0, 0) >= 0:
         if number not in _FILE_RIGHTS:

@@ -7,7 +7,7 @@
 import os
 import sys
 
-# This program's own folder replaces the script's folder, in which `types` is another module than Python's.
+# This program's own folder replaces the script's folder, whose `types` is not Python's module.
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib comes later
 
 import runpy

@@ -30,8 +30,8 @@ _NOTIFICATION, _ANSWER = struct.Struct("=QIIiIQ6Q"), struct.Struct("=QqiI")
 _AT_CWD, _AT_NOFOLLOW, _AT_EMPTY_PATH = -100, 0x100, 0x1000
 _PATH_BYTES = 4096
 UNIX, INTERNET, _NETLINK = 1, (2, 10), 16
-# Families of sockets for a command with a network of its own, and with the computer's: there it could also reach
-# abstract UNIX sockets of the desktop. Others, such as VSOCK, belong to no network namespace.
+# Families of sockets for a command with a separate network, and with the computer's. In the latter it could also
+# reach abstract UNIX sockets of the desktop. Others, such as VSOCK, belong to no network namespace.
 CLOSED: Final = (UNIX, *INTERNET, _NETLINK)
 OPEN: Final = (*INTERNET, _NETLINK)
 
@@ -65,8 +65,8 @@ _SHARED: Final = {
     "mq_open": (240, 180),
     "mq_unlink": (241, 181),
 }
-# Calls that can create a program that has its owner's rights whoever starts it, by the index of the mode.
-# Opening also has flags, one index before, and needs the mode only if it creates a file.
+# Calls that can create a program that runs with its owner's rights, by the index of the mode. Opening also has
+# flags, one index before, and needs the mode only if it creates a file.
 _MODES: Final[dict[int, Calls]] = {
     1: {"chmod": (90, None), "fchmod": (91, 52), "creat": (85, None), "mknod": (133, None)},
     2: {"fchmodat": (268, 53), "fchmodat2": (452, 452), "mknodat": (259, 33)},

@@ -140,7 +140,7 @@ def command(
         with answering(model or "default") as client:
             converse(client, model or default_model(client))
         return
-    # A model with another device, draft model or context must not be loaded with its previous options.
+    # With a different device, draft model or context, do not first load the model with its previous options.
     with connected() as client:
         chosen = model or default_model(client)
         if device is not None:

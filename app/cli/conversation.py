@@ -1,4 +1,4 @@
-"""A conversation in the terminal: reads input, sends requests and runs slash commands."""
+"""Chats in the terminal: reads input, sends requests and runs slash commands."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -78,7 +78,7 @@ def verify_packs(name: str | None) -> None:
 @command.command("rollback")
 @click.argument("name")
 def rollback(name: str) -> None:
-    """Return to the earlier build of a pack; without one, to the included libraries."""
+    """Return to the earlier build of a pack; if there is none, to the included libraries."""
     with _refusals(name):
         pack = _store().rollback(name)
     now = f"{pack.manifest.version} ({pack.folder.name})" if pack else "none: the shipped libraries are used"

@@ -171,7 +171,7 @@ def _unreadable_argument(error: Exception) -> str | None:
 
 
 def _code_of_abort(error: BaseException) -> int:
-    """Exit code of Ctrl-C and of a declined question; a question that nobody can answer is a wrong command line."""
+    """Exit code of Ctrl-C and of a declined question; a question that no one can answer is a usage error."""
     if not isinstance(error.__context__, EOFError) or sys.stdin.isatty():
         return 130
     from app.cli.echo import echo

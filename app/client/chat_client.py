@@ -128,7 +128,7 @@ class HttpTransport:
     def _wait_with_load(self, opened: socket.socket, read_s: float) -> None:
         """Wait for the first byte, at most `read_s` after the last progress of a model that the server loads.
 
-        TLS may have sent bytes of its own; then only the socket's timeout counts.
+        TLS may have sent bytes before; then only the socket's timeout counts.
         Raises: TimeoutError.
         """
         seen: list[Any] = []

@@ -213,7 +213,7 @@ class Routes(ChatRoutes, JobRoutes):
     ledger = Route[[], LedgerState]("get", "/ledger", LedgerState)
 
     def placement(self, model: str, choices: LoadOptions | None = None) -> PlacementAnswer:
-        """Placement of a model, current or planned; with `choices`, for these load settings."""
+        """Placement of a model, current or planned; if given, `choices` replace its load settings."""
         query: dict[str, Any] = {}
         if choices is not None:
             options = {

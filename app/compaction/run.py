@@ -141,7 +141,7 @@ def put_together(words: str, quotes: Sequence[str]) -> str:
 
 
 def quotes_of(messages: Sequence[Message]) -> list[str]:
-    """Sentences of the user with names, numbers or wishes, in order: small models lose these first."""
+    """Sentences of the user with names, numbers or requirements, in order: small models lose these first."""
     ranked: list[tuple[int, int, str]] = []
     for message in messages:
         if message.role != "user":

@@ -28,7 +28,7 @@ def add(
 ) -> Message:
     """Write a message durably and make it the end of the visible branch. `created_s`: None for now.
 
-    A message with a date of its own does not move its conversation to the top of the list.
+    A message with an explicit date does not move its conversation to the top of the list.
     """
     is_new, created_s = created_s is None, created_s or time.time()
     stored: list[Attachment] = []

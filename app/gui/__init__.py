@@ -4,10 +4,10 @@ import builtins
 
 
 def load_qt() -> None:
-    """Import Qt, and take back its replacement of `import`.
+    """Import Qt, and restore the built-in `import`.
 
-    PySide6's reads the source of every module that is imported later, to look for the name PySide6 in it. Only
-    `from __feature__ import …` needs that. It takes a fifth of the window's start, and keeps 6 MB in memory.
+    PySide6 replaces it with a function that reads the source of every module imported later, to look for the name
+    PySide6. Only `from __feature__ import …` needs that. It takes a fifth of the window's start and 6 MB of memory.
     """
     import PySide6.QtCore  # noqa: F401
 

@@ -215,7 +215,7 @@ _QUANTIZE_STEPS: tuple[tuple[str, frozenset[str]], ...] = (
 
 
 def step_words(phase: str) -> str:
-    """The current step, for example `Step 3 of 6: measuring damage`."""
+    """The current step, for example `Step 3 of 6: measuring the loss`."""
     position = _position(phase)
     words = _tr("Step {n} of {total}: {what}")
     return words.format(n=position + 1, total=len(_QUANTIZE_STEPS), what=_tr(_QUANTIZE_STEPS[position][0]))

@@ -25,7 +25,7 @@ TRIAL_BYTES = 1 << 20
 class DeviceProps(ctypes.Structure):
     """The fields of ggml_backend_dev_props up to the device id. Source: ggml-backend.h.
 
-    The capabilities after them grew between releases, so there is room for them, but they are not read.
+    The capabilities after them grew between releases, so there is space for them, but they are not read.
     """
 
     _fields_ = (

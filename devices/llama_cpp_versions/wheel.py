@@ -13,7 +13,7 @@ from packaging import tags, utils
 from devices.errors import EngineVersionRefused
 from devices.llama_cpp_versions.names import PACKAGE, VERSION_NAME
 
-# A wheel with CUDA's libraries for many architectures is the largest, 1.5 GB unpacked.
+# The largest wheel contains CUDA libraries for many architectures: 1.5 GB unpacked.
 MAX_BYTES: Final = 4 << 30
 MAX_FILES: Final = 5_000
 _CHUNK: Final = 1 << 20

@@ -120,7 +120,7 @@ def _units(kfd: dict[str, int]) -> list[Evidence]:
 
 
 def _link(host: Host, f: PciFunction) -> list[Evidence]:
-    """The slowest link between a card and the CPU: some cards have a switch of their own behind the slot."""
+    """The slowest link between a card and the CPU: some cards contain a switch after the slot."""
     chain = ADDRESS.findall(host.readlink(f.path) or "")
     if any(text(host, f"{BUS}/{address}/removable") == "removable" for address in chain):
         return [Evidence(f"{f.path}/removable", LINK, str(EXTERNAL_LINK_GBS), 0.7)]

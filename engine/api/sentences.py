@@ -1,4 +1,4 @@
-"""The encoder of answers: adds English sentences to their facts, and the names that older clients read.
+"""Encodes API responses: adds English sentences to their facts, and the names that older clients read.
 
 Each fact gets its sentence as `text`. With `reason_detail` it is also sent as `reason`, with `note_details` as
 `notes`.

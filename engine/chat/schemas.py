@@ -262,7 +262,7 @@ def required_names(node: dict[str, Any]) -> list[str] | None:
 
 
 def _only_names(part: Schema) -> bool:
-    """Whether a part of an object says only which members it has, their schemas, and which are required."""
+    """Whether a part of an object states only which members it has, their schemas, and which are required."""
     if not isinstance(part, dict) or part.keys() - _ANNOTATIONS - {"type", "properties", "required"}:
         return False
     is_plain = isinstance(part.get("properties", {}), dict) and required_names(part) is not None

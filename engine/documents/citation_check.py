@@ -57,7 +57,7 @@ _ONLY: Final = re.compile(r"\b(?:only|solely|nur|ausschließlich|seulement|uniqu
 # "No longer", "nicht mehr": the word belongs to the denial.
 _WITH_DENIAL: Final = frozenset({"longer", "more", "mehr", "plus", "más"})
 _DENIAL: Final = re.compile(r"\w+n't|\w+|[.,;:!?](?=\s)")
-# "No higher than 9" and "9 or less" say the same.
+# "No higher than 9" and "9 or less" mean the same.
 _AT_MOST: Final = re.compile(r"\b(?:no|not)(?= (?:more|less|\w+er) than\b)")
 # Number of content words after such a word that it denies.
 _DENIED: Final = 2

@@ -268,7 +268,7 @@ class Store(IndexStore):
         return _document(row) if row else None
 
     def documents(self, after: str = "", limit: int = 100, *, problems: bool = False) -> list[DocumentRow]:
-        """Documents in the order of their paths; with `problems` only those that were not read completely."""
+        """Documents sorted by path; if `problems`, only those that were not read completely."""
         only = (
             " AND (problem <> '' OR EXISTS (SELECT 1 FROM page WHERE document_id=document.id AND problem <> ''))"
             if problems

@@ -1,4 +1,4 @@
-"""Vectors of chunks: one byte per dimension on disk and in memory, searched exhaustively."""
+"""Stores the vectors of chunks with one byte per dimension, on disk and in memory, and searches all of them."""
 
 import threading
 from typing import Any, Final

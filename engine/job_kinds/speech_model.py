@@ -1,4 +1,4 @@
-"""The job `fetch`: downloads the speech model into the installation, by the same code as `start.py speech`."""
+"""The job `fetch`, which downloads the speech model with the same code as `start.py speech`."""
 
 import os
 import shutil

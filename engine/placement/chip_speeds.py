@@ -22,7 +22,7 @@ TABLE: Final = Path(__file__).with_name("chip_speeds.json")
 TENSOR_INT8: Final = frozenset({"nvidia", "gb10"})
 DP4A: Final = "nvidia-dp4a"
 # A GPU without matrix units multiplies quantized weights with integer dot products. A device without these reaches
-# this share of that speed. A guess: no two runs were found that differ in nothing else.
+# this share of that speed. Not measured: no two runs were found that differ in nothing else.
 WITHOUT_INT_DOT: Final = 0.6
 # Name of Tessera's own CPU kernels among the backends of `ChipSpeeds.types`.
 OWN_KERNELS: Final = "own"
@@ -42,10 +42,10 @@ CACHE_SHARE: Final = 0.75
 # Cost of a mixture's small products relative to the most expensive kind, which was fitted.
 MIXTURE_LAYERS: Final[dict[str, float]] = {"few": 0.2, "many": 0.4, "mixed": 1.0}
 MIXTURE_PROMPTS: Final[dict[str, float]] = {"few": 0.6, "many": 1.0, "mixed": 1.0}
-# A card with more memory than this has matrix units, unless it or the table says something else. A guess.
+# A card with more memory than this has matrix units, unless the card or the table reports otherwise. An assumption.
 MATRIX_FROM_BYTES: Final = 9 << 30
-# Prompt operations per byte of bandwidth on a worker, which reports nothing else: between GPUs with matrix units
-# and without. A guess.
+# Prompt operations per byte of bandwidth on a worker, which reports nothing else: between GPUs with and without
+# matrix units. An assumption.
 REMOTE_FLOP_PER_BYTE: Final = 12.0
 # An integrated GPU copies within the same memory that it reads from.
 SHARED_LINK_SHARE: Final = 0.4
@@ -111,7 +111,7 @@ class CpuSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class UnknownSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """GPUs that are in no table, by memory: bandwidth, and prompt operations per byte of it.
 
-    `matrix_flop_per_byte`: with matrix units. Without them a GPU that nobody listed is an old or a small one.
+    `matrix_flop_per_byte`: with matrix units. Without them an unlisted GPU is an old or a small one.
     """
 
     kind: Literal["igpu", "dgpu"]

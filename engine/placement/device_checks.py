@@ -30,7 +30,7 @@ CHECKS: Final = 3
 CHECKED_SEQUENCES: Final = 4
 # Reads weights back from the device a few dozen times: takes seconds for models that fit a laptop.
 OPERATIONS_TIMEOUT_S: Final = 90.0
-# A CPU reads about 150 tokens twice: takes seconds for models that fit a laptop, minutes for the largest.
+# A CPU reads about 150 tokens twice. This takes seconds for models that fit a laptop, minutes for the largest.
 REFERENCE_TIMEOUT_S: Final = 180.0
 SUSPENDS: Final = Path("/sys/power/suspend_stats/success")
 

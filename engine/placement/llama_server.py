@@ -170,7 +170,7 @@ def arguments(settings: LoadSettings, port: int) -> tuple[str, ...]:
         "--cache-type-k": settings.type_k,
         "--cache-type-v": settings.type_v,
         "--cache-ram": 0,  # a prompt cache that the ledger does not count
-        "--fit": "off",  # it would choose another context than the reserved one
+        "--fit": "off",  # it would choose a context other than the reserved one
     }
     if settings.n_threads:
         batch = settings.n_threads_batch or settings.n_threads

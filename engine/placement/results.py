@@ -270,6 +270,6 @@ def tuned_settings(tuned: Tuned, settings: LoadSettings, overrides: PlacementLim
 
 
 def pinned_elsewhere(tuned: Tuned, placement: Placement, overrides: PlacementLimits) -> bool:
-    """Whether the user, or a low-power mode, wants another device than the tuned one."""
+    """Whether the user, or a low-power mode, requests a device other than the tuned one."""
     chosen = bool(overrides.device) or is_openvino(placement.settings)
     return chosen and tuned.knobs.devices != placement.settings.devices

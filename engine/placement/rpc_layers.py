@@ -176,7 +176,7 @@ def _remote_devices(registry: RemoteRegistry) -> list[Far]:
 
 
 class Spreading:
-    """Plans for one model on one machine as it is now."""
+    """Plans how to divide one model between this computer and its workers, in their current state."""
 
     def __init__(self, resources: Resources, machine: Machine, owner: str, dry_run: DryRunner | None) -> None:
         self._registry, self._machine, self._owner = resources.remotes, machine, owner

@@ -85,7 +85,7 @@ SAME_MODEL: Final = 0.02
 # the first, nine in ten smaller than the second.
 USUAL_ERROR: Final = 0.15
 RARE_ERROR: Final = 0.6
-# Layers on several GPUs wait for each other: a guess.
+# Not measured: layers on several GPUs wait for each other.
 SPLIT_EFFICIENCY: Final = 0.95
 # A mixture that uses at most this many experts per token has few and large ones, like gpt-oss.
 FEW_EXPERTS: Final = 4

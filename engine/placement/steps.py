@@ -64,7 +64,7 @@ def by_formula(_settings: LoadSettings) -> None:
 
 
 class Load(msgspec.Struct, kw_only=True):
-    """One load on its way through the steps: their inputs, and the results of earlier steps.
+    """State of one load: the inputs of the steps, and the results of earlier steps.
 
     `base` has the path and the model's settings before placement. `here` are the overrides without a device of
     another machine, whose name is `pinned_remote`. `prefix_bytes` is the maximum memory for cached prefixes.

@@ -19,7 +19,7 @@ SILENT_S: Final = 10.0
 MOST_MEASURED_BYTES: Final = 16 << 20
 
 
-# ---- to a worker, and back
+# ---- messages to a worker, and its replies
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -16,7 +16,7 @@ from engine.runner.buffers import BufferLog
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import Embedded, LoadSettings, Stats, layer_shares
 
-# A runner whose worker is lost ends at once, its tunnel a moment later: wait this long for the reason.
+# A runner whose worker is lost ends before its tunnel does: wait this long for the tunnel's reason.
 REASON_S: Final = 1.5
 
 

@@ -1,4 +1,4 @@
-"""The server's side of the tunnel process: sends an order, and reads messages until the process ends."""
+"""The server's side of the tunnel process, which sends a command and reads messages until the process ends."""
 
 import asyncio
 import contextlib

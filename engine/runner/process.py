@@ -1,4 +1,4 @@
-"""The server's side of one runner: starts it, exchanges messages, reports why it exited."""
+"""The server's side of one runner, which starts it, exchanges messages and reports why it exited."""
 
 import asyncio
 import logging

@@ -492,7 +492,7 @@ class FrameReader:
         return bodies
 
 
-# The runner's end of the pipes: sends and receives whole frames, and reserves stdout for them.
+# The runner's end of the pipes, which sends and receives whole frames, and reserves stdout for them.
 
 
 class Channel:

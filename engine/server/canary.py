@@ -103,7 +103,7 @@ class Canary:
         )
 
     def watch(self, model: LoadedModel, runner: Runner, settings: LoadSettings) -> LoadSettings:
-        """Settings of a load; records rows if the CPU can compute them in another way than the load."""
+        """Settings of a load; records rows if the CPU can compute them in a way different from the load's."""
         model.news += self._news.pop(model.id, [])
         settings = msgspec.structs.replace(settings, num_faults=len(self._store.get().found))
         if not self.enabled or not isinstance(runner, RunnerProcess) or not comparable(settings):

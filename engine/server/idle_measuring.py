@@ -77,7 +77,7 @@ class IdleMeasuring:
         self._idle_s = idle_s
         self._most_busy = most_busy
         self._tries: Counter[str] = Counter()
-        # Loads whose device has yet to compute long texts; they stay while memory has no room for a second copy.
+        # Loads whose device has yet to compute long texts; they stay while memory has no space for a second copy.
         self._deep: dict[str, LoadSettings] = {}
 
     async def run(self) -> None:
@@ -141,7 +141,7 @@ class IdleMeasuring:
         return shape if verdict is None or not (verdict.wrong or verdict.deep_at) else None
 
     async def _check_deep(self, model_id: str, settings: LoadSettings, shape: ModelShape) -> bool:
-        """Return True if it began; False if memory has no room for a second copy of the model now."""
+        """Return True if it started; False if memory has no space for a second copy of the model now."""
         placer, state = self._state.placer, self._state
         depth = deep_length(settings, shape)
         parallel = min(CHECKED_SEQUENCES, settings.n_parallel)

@@ -1,7 +1,7 @@
 """Checks which host names the server answers to, and which web pages may use it.
 
-A web page can send requests to loopback: through a host name of its own (DNS rebinding), or by simply posting.
-Headers that browsers always send distinguish pages from programs.
+A web page can send requests to loopback: through its own host name (DNS rebinding), or by simply posting. Headers
+that browsers always send distinguish pages from programs.
 """
 
 from typing import Final

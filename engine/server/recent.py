@@ -30,7 +30,7 @@ class RecentRequests:
         self._programs: OrderedDict[tuple[str, str], Program] = OrderedDict()
 
     def began(self, record: RequestRecord, *, counts: bool) -> None:
-        """Record a new request; with `counts` (it runs a model), list it too."""
+        """Record a new request; if `counts` (it runs a model), list it too."""
         key = (record.program, record.address)
         seen = self._programs.get(key)
         if seen is None:

@@ -237,7 +237,7 @@ def _check_layers(source: Checkpoint, tensors: list[OutTensor], config: Config) 
 
 
 def _check_shapes(source: Checkpoint, tensors: list[OutTensor]) -> None:
-    """Raises: BadWeights: a tensor holds nothing, or has another shape than in other layers."""
+    """Raises: BadWeights: a tensor is empty, or its shape differs from that in other layers."""
     shapes: dict[str, tuple[int, ...]] = {}
     for tensor in tensors:
         shape = shapes.setdefault(_part(tensor.name), tensor.shape)

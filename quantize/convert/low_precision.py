@@ -45,7 +45,7 @@ _MODULE_ENDINGS: Final = {"weight_packed", "qweight"}  # stored in place of `wei
 
 
 def fp8_values(exponent_bits: int, bias: int, *, finite: bool) -> Floats:
-    """The 256 values of an 8-bit float; with `finite` only the largest code of each sign is NaN."""
+    """The 256 values of an 8-bit float; if `finite`, only the largest code of each sign is NaN."""
     fraction_bits = 7 - exponent_bits
     codes = np.arange(256)
     exponents, fractions = codes >> fraction_bits & (1 << exponent_bits) - 1, codes & (1 << fraction_bits) - 1

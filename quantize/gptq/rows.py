@@ -23,7 +23,7 @@ from quantize.native.blocks import dequantize_rows, quantize_rows, type_traits
 
 # The values that packed rows can have with fixed scales, and rounding to them.
 
-# Values of the codes of types with a table, one table after another.
+# The tables of the types whose codes select values from a table.
 _TABLES = tuple(dict.fromkeys(layout.table for layout in LAYOUTS.values() if layout.nonlinear))
 # Entries of a lookup table on either side of 0, and entries per unit: as many as fit, as a power of two.
 _LUT_HALF = 512

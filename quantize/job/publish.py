@@ -23,7 +23,7 @@ from quantize.types import Rounding
 def packed(
     task: RoundRequest, on_progress: OnProgress, cancelled: CancelCheck, executor: Executor
 ) -> dict[str, Path]:
-    """Round tensors; returns the files of their finished blocks by tensor."""
+    """Round tensors; return the file of each tensor's finished blocks."""
     tensors = round_plan(task, on_progress, cancelled, executor)
     return {t.name: Path(str(getattr(t.blocks, "filename", ""))) for t in tensors}
 

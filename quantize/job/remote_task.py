@@ -1,4 +1,4 @@
-"""A task for groups or tensors with all its inputs: runs on any machine in an empty folder, with the same result.
+"""A task for groups or tensors with all its inputs, so that any machine can run it in an empty folder.
 
 The inputs include a small GGUF file with the needed tensors, so that the machine does not need the model.
 """

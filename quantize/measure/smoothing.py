@@ -40,7 +40,7 @@ _STRENGTHS = (0.0, 0.125, 0.25, 0.375, 0.5)
 _BLOCK = 32  # values with a shared step. Source: ggml-common.h, block_q8_0
 _STEPS = 127
 _JUDGE = SCALES_JUDGE.name
-# Share of that type's error that remains after GPTQ. Source: docs/dev/quantization.md, "GPTQ rounding"
+# Share of the error of _JUDGE that remains after GPTQ. Source: docs/dev/quantization.md, "GPTQ rounding"
 _LEFT_FRACTION = 0.37
 _ROWS = 128
 _LEAST = 1e-3  # minimum size of a channel, relative to the mean channel
@@ -63,7 +63,7 @@ class SmoothRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Smoothed(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of smoothed inputs, and of inputs that could be smoothed. With none, there is no file.
+    """Result of smoothing: `changed` of `seams` possible inputs are smoothed. If `changed` is 0, there is no file.
 
     `scales` are the channel scales as stored in the file; `kld` is the KL divergence from the source, in nats per
     token.

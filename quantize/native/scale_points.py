@@ -11,9 +11,10 @@ _ANSWER = "result_norm"
 
 
 class ScalePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """An input of `width` channels: the weights `readers` multiply it, `maker` determines the size of each channel.
+    """A point of a graph where channels can be scaled: an input of `width` channels of the weights `readers`.
 
-    `maker` is the weight of a norm, or the matrix (one row per channel) whose product is multiplied by a gate.
+    `maker` determines the size of each channel: the weight of a norm, or the matrix (one row per channel) whose
+    product is multiplied by a gate.
     """
 
     maker: str

@@ -37,7 +37,7 @@ _FALLING_WITH_DEPTH, _SHALLOW_LAYERS = (TensorRole.ATTN_K, TensorRole.ATTN_OUTPU
 TYPICAL_SCALE = 8.7
 UNKNOWN_FACTOR = 6.5
 # After the quick test (`quantize.measure.quick_loss`). Same measurement: the loss of a file is 0.87 times what the
-# quick test predicts (geometric mean), and within a factor of two in 29 of 30 cases with the model left out.
+# quick test predicts (geometric mean), and within a factor of two in 29 of 30 cases with the model excluded.
 _OF_QUICK_TEST = 0.87
 TESTED_FACTOR = 2.0
 

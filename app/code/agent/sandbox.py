@@ -139,7 +139,7 @@ def _bubblewrapped(
     for system in landlock.SYSTEM_FOLDERS:
         options += ["--ro-bind-try", system, system]
     options += ["--proc", "/proc", "--dev", "/dev"]
-    for settings in _KERNEL_SETTINGS:  # the superuser may write them even without capabilities
+    for settings in _KERNEL_SETTINGS:  # root can write to them even without capabilities
         options += ["--ro-bind-try", settings, settings]
     for memory in ("/tmp", "/var/tmp", "/run"):  # noqa: S108 - tmpfs inside the sandbox
         options += ["--size", str(_MEMORY_DISK_BYTES), "--tmpfs", memory]
@@ -258,7 +258,7 @@ def _put_back(hooks: Path, leads_to: Path) -> None:
     hooks.symlink_to(leads_to)
 
 
-# Programs outside the system's folders that a sandbox shows, without the data next to them.
+# Programs outside the system folders that are visible in a sandbox, without the data next to them.
 #
 # `~/.local/bin` is on PATH nearly everywhere, and `~/.local/share` contains tokens, keyrings, histories and chats.
 

@@ -463,7 +463,7 @@ class Toolbox:
         )
         if not self._consent.given(request):
             raise ToolRefused("The person declined this command.")
-        # NaN passes every comparison with a limit.
+        # NaN would pass through `min` and `max`.
         requested_s = arguments.timeout_s if math.isfinite(arguments.timeout_s) else _DEFAULT_TIMEOUT_S
         timeout_s = min(max(requested_s, 1.0), _MAX_TIMEOUT_S)
         root = self._index.workspace.root

@@ -455,7 +455,7 @@ def _identifiers(question: str) -> Iterator[str]:
 
 
 def merged(hits: Sequence[ChunkHit]) -> list[ChunkHit]:
-    """Merge neighbouring hits of the same file; the order is by best score."""
+    """Merge neighbouring hits of the same file. The result is sorted by the best score."""
     by_path: dict[str, list[ChunkHit]] = {}
     for hit in hits:
         by_path.setdefault(hit.path, []).append(hit)

@@ -173,7 +173,7 @@ def _pass(reader: _Reader) -> None:
 
 
 def _is_inside(reader: _Reader, fence: re.Match[str]) -> bool:
-    """Return True if this fence is text of the open one, by the rules of CommonMark."""
+    """Return True if CommonMark treats this fence as text inside the open code block."""
     if reader.fence_start is None:
         return False
     opening = FENCE.match(reader.lines[reader.fence_start])
@@ -258,7 +258,7 @@ def _starts_edit(lines: list[str], position: int) -> bool:
 
 
 def _report_code(reader: _Reader, first: int, end: int) -> None:
-    """Report a closed fence without a parsed edit, if it may be meant as one."""
+    """Report a closed fence without a parsed edit, if it may be intended as one."""
     fence = FENCE.match(reader.lines[first])
     info = fence.group(2) if fence else ""
     language = info.split()[0].lower() if info.split() else ""
@@ -363,7 +363,7 @@ def _unnamed(naming: Naming) -> str:
 
 
 def _other_file(reader: _Reader, begin: int) -> bool:
-    """Return True if a line since the last edit mentions another file than that edit's."""
+    """Return True if a line since the last edit mentions a file other than that edit's."""
     mentioned = {path for line in reader.lines[reader.after : begin] for path in mentions(line, reader.known)}
     return any(path != reader.last_path for path in mentioned)
 

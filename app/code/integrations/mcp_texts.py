@@ -32,7 +32,7 @@ class McpCommand:
 def mcp_command(collections: Sequence[str], environment: Mapping[str, str] = os.environ) -> McpCommand:
     """The command of this installation for the named collections.
 
-    Programs started by the desktop may have another PATH than the shell.
+    Programs started by the desktop may have a different PATH from the shell's.
     """
     words = re.sub(r"[^a-z0-9]+", "-", collections[0].lower()).strip("-") if len(collections) == 1 else ""
     env = {name: environment[name] for name in ("TESSERA_HOME",) if environment.get(name)}

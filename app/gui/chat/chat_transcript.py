@@ -1,4 +1,4 @@
-"""The transcript of the open chat: shows the selected branch and its changes."""
+"""Shows the transcript of the open chat: the selected branch and its changes."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The message composer: grows with the text, accepts files and shows the context usage."""
+"""The message composer, which grows with the text, accepts files and shows the context usage."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -240,7 +240,7 @@ class Composer(QFrame):
         self._hint = label(self.tr("Enter sends · Shift+Enter for a new line"), "small")
         self._hint.setMinimumWidth(1)  # otherwise the hint's width limits how narrow the composer can get
         self._tools, self._voice = row(spacing=8), row(spacing=8)
-        self._left = Flow(spacing=8)  # a second line where there is little room
+        self._left = Flow(spacing=8)  # a second line where there is little space
         for control in (self._attach, self._prompts, holding(self._voice), holding(self._tools)):
             self._left.add(control)
         self._signs = stack(spacing=4)

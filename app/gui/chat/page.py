@@ -34,7 +34,7 @@ from app.gui.widgets.basics import SCROLL_BAR, Banner, button, framed, label, ro
 from engine.api.collections import Collection
 
 _MIN_BOTH = 42  # in letters of body text: minimum width to show the list and the chat
-_MIN_CHAT = 18  # the same for the chat beside an open panel
+_MIN_CHAT = 18  # the same for the chat next to an open panel
 
 
 class ChatPage(QSplitter):

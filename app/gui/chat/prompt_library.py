@@ -101,7 +101,7 @@ class PromptLibrary(QObject):
         dialog.open()
 
     def _free_name(self, preferred: str) -> str:
-        """A free name: adds a number if the default name is taken, because saving would replace that prompt."""
+        """A free name: the default name with a number if it is taken, because saving would replace that prompt."""
         used = {item.name for item in self._prompts.values()}
         numbered = (f"{preferred} {number}" for number in itertools.count(2))
         return preferred if preferred not in used else next(name for name in numbered if name not in used)

@@ -1,4 +1,4 @@
-"""The page's agent: runs on a background thread, asks for consent on the main thread and waits for the decision."""
+"""Runs the page's agent on a background thread; asks for consent on the main thread and waits for the decision."""
 
 import json
 import queue

@@ -379,7 +379,7 @@ class CodeController(QObject):
         self._write(project, write, self.written)
 
     def _may_write(self) -> bool:
-        """Return True if files may be changed now. While an answer or an agent runs, say why not."""
+        """Return True if files may be changed now. While an answer or an agent runs, show why not."""
         if self._stream is not None or self._assembling is not None or self._run_of_agent is not None:
             self.refused.emit(
                 self.tr("Files cannot be changed while an answer runs. Stop it, or wait for its end.")

@@ -224,7 +224,7 @@ class CodePage(QWidget):
         self.destroyed.connect(control.close_project)
 
     def _show_hint(self, *, shown: bool) -> None:
-        """Show hints until the first request. An earlier session replaces both."""
+        """Show hints until the first request. A past session that is being read hides them."""
         self._hinted = shown
         reads = self.reading.session is not None
         self.hint.setVisible(shown and not reads)

@@ -1,4 +1,4 @@
-"""The Connect page: writes the configuration of an editor or agent after showing the diff, and removes it."""
+"""The Connect page, which shows the change of an editor's or agent's configuration, writes it, and removes it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -30,7 +30,7 @@ def harmless(text: str) -> bytes:
         root = ET.fromstring(text)  # noqa: S314 - in a process of its own, and without entities
     except ET.ParseError as error:
         raise ValueError(str(error)) from None
-    if root.tag == "svg":  # many models leave out the namespace
+    if root.tag == "svg":  # many models omit the namespace
         for element in root.iter():
             element.tag = f"{{{SVG}}}{element.tag}"
     if root.tag != f"{{{SVG}}}svg":

@@ -66,7 +66,7 @@ class SidePanel(QFrame):
         self.setMaximumWidth(_ANY_WIDTH if self._alone else width)
 
     def set_alone(self, *, alone: bool) -> None:
-        """Set whether the panel takes the whole width, because nothing beside it would be readable."""
+        """Set whether the panel takes the whole width, because nothing next to it would be readable."""
         if alone != self._alone:
             self._alone = alone
             self._fit_width()

@@ -116,7 +116,7 @@ class Mosaic(QWidget):
         return self._theme.tokens.scaled(_ROW)
 
     def _fit(self) -> None:
-        """Leave room for the names of the rows."""
+        """Leave space for the names of the rows."""
         if self._roles:
             self.setMinimumHeight((len(self._roles) + 2) * self._row)
         self.updateGeometry()

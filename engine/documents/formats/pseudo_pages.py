@@ -1,4 +1,4 @@
-"""Parts of about one page for formats without pages; also decodes text."""
+"""Decodes text, and splits formats without pages into parts of about one page."""
 
 import contextlib
 import re

@@ -1,4 +1,4 @@
-"""Rich Text Format: paragraphs, tables and notes. Pictures, styles and deleted text are left out."""
+"""Rich Text Format: paragraphs, tables and notes. Images, styles and deleted text are omitted."""
 
 import re
 from collections.abc import Iterator

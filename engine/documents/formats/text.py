@@ -105,7 +105,7 @@ def _cell(kind: str, source: str, outputs: list[str]) -> Iterator[Block]:
 
 
 def _outputs(cell: dict[str, Any]) -> Iterator[str]:
-    """The printed and shown text of a cell; pictures are left out."""
+    """The printed and shown text of a cell; images are omitted."""
     for output in cell.get("outputs", ()):
         yield _joined(output.get("text") or output.get("data", {}).get("text/plain") or "")
 

@@ -160,7 +160,7 @@ class SavedAnswers:
             file.write(b"\n" + msgspec.json.encode((key, answer)) + b"\n")
 
     def _forget(self) -> None:
-        """Delete the oldest files to make room for one more."""
+        """Delete the oldest files to make space for one more."""
         old = []
         for path in self._path.parent.glob("*.jsonl"):
             with suppress(OSError):  # another job deleted it first

@@ -401,7 +401,7 @@ def _usual(choice: QuantVariant) -> int:
 
 
 def _exact(choices: Iterable[QuantVariant], *, every: bool = False) -> list[QuantVariant]:
-    """The uploads that can replace the original, the most exact ones first; with `every`, all of them."""
+    """The uploads that can replace the original, the most exact ones first; if `every`, all uploads."""
     exact = [choice for choice in choices if every or _exactness(choice) < len(_EXACT_ORDER)]
     return sorted(exact, key=_exactness)
 

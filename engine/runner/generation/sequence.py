@@ -32,7 +32,7 @@ from engine.runner.generation.text import TextStream
 from engine.runner.load_limits import MAX_DRAFT
 from engine.runner.protocol import INITIAL_CREDIT
 
-# The loop guard: detects responses that repeat the same passage or turn into noise.
+# The loop guard, which detects responses that repeat the same passage or turn into noise.
 
 # A word, or a chunk of a long one; one character in scripts without spaces between words; line ends and long
 # blanks. Written as negated classes: a range up to the end of Unicode takes ten times as long to compile.

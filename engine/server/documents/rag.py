@@ -57,7 +57,7 @@ NOT_THERE: Final = (
 class AugmentedQuery:
     """A query with its retrieved documents. `query` goes to the model; `report` is sent before the response.
 
-    `refusal` is the answer if the request wants one only from the documents and nothing in them fits.
+    `refusal` is the answer if the request allows only answers from the documents and nothing in them fits.
     """
 
     def __init__(

@@ -78,7 +78,7 @@ class SideWork:
     async def choose(self, requested: str, capability: str, agreed: Mapping[str, str]) -> Chosen | None:
         """`requested`, else a local model: a loaded one, or the smallest suitable one; None if there is none.
 
-        Raises: NotAgreed: `requested` runs on another server than the one that the user agreed to.
+        Raises: NotAgreed: `requested` runs on a server that the user did not agree to.
         """
         if requested == NONE:
             return None
@@ -189,7 +189,7 @@ class SideWork:
         raise EmbeddingDeferred
 
     def _is_cpu_needed(self, model: str) -> bool:
-        """Whether another request needs the CPU, or needed it a moment ago."""
+        """Whether another request needs the CPU, or needed it just now."""
         others = any(m.loading or m.waiting or (m.ready and not m.idle) for m in self._pool.models if m.id != model)
         now = time.monotonic()
         if others or self._num_requests:

@@ -59,7 +59,7 @@ class InfillRequest(SamplingBody):
 
     @property
     def max_tokens(self) -> int:
-        """Maximum tokens; at least 1, even if the client only wants its prompt cached."""
+        """Maximum tokens; at least 1, even if the client only needs its prompt cached."""
         limit = self.n_predict if self.n_predict is not None else DEFAULT_MAX_TOKENS
         return max(limit if limit >= 0 else DEFAULT_MAX_TOKENS, 1)
 

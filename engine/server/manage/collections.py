@@ -128,7 +128,7 @@ async def list_documents(
     *,
     problems: bool = False,
 ) -> Documents:
-    """Documents by path; with `problems` only those that were not read completely."""
+    """Documents by path; if `problems`, only those that were not read completely."""
     service = await server_state(request).collection_service()
     live = await asyncio.to_thread(service.collections.live, collection)
     rows = await asyncio.to_thread(live.store.documents, after, limit + 1, problems=problems)

@@ -252,7 +252,7 @@ async def copy(request: Request) -> Response:
 
 @router.post("/create", openapi_extra=openapi_body(CreateBody))
 async def create(request: Request) -> Response:
-    """Create an alias with SYSTEM and PARAMETER lines of its own. Other content of a Modelfile is refused."""
+    """Create an alias with its own SYSTEM and PARAMETER lines. Other content of a Modelfile is refused."""
     state = server_state(request)
     body = await parse(request, CreateBody)
     if body.from_ is None:

@@ -179,7 +179,7 @@ class CopyBody(Body):
 
 
 class CreateBody(Named):
-    """POST /api/create: another name for a model, with a system prompt and options of its own."""
+    """POST /api/create: another name for a model, with its own system prompt and options."""
 
     from_: Annotated[str | None, Field(alias="from")] = None
     quantize: str | None = None

@@ -1,4 +1,4 @@
-"""The tool `file_search`: searches vector stores before the model responds.
+"""The tool `file_search`, which searches vector stores before the model responds.
 
 The model does not call a tool, because small models do that badly; the user's question is the search query. Numbers
 in brackets in the response become file citations.

@@ -370,7 +370,7 @@ MIN_COSINE: Final = 0.98
 # Maximum CPU time, as a fraction of llama.cpp's.
 WORTH: Final = 0.8
 ROUNDS: Final = 3
-# Texts per thread and step: a new chat request waits no longer than these.
+# Texts per thread and step. A new chat request waits for at most this many.
 _TEXTS: Final = 2
 
 

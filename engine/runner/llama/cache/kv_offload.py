@@ -61,7 +61,7 @@ class KvOffload:
         return bool(size <= QUICK_COPY_BYTES)
 
     def save(self, sequence: CachedSequence) -> None:
-        """Copy the state of a sequence that is being computed to disk, if disk and memory have room for it."""
+        """Copy the state of a sequence that is being computed to disk, if disk and memory have space for it."""
         size = self._api.llama_state_seq_get_size(self._loaded.context, sequence.seq_id)
         if size <= min(self._store.largest_file, available_memory() // COPY_DIVISOR):
             self._put(sequence)

@@ -66,7 +66,7 @@ class Batch:
         return self.outputs - 1
 
     def add_prompt(self, tokens: list[int], position: int, seq_id: int, *, last: bool) -> int:
-        """Add a prompt chunk; with `last` its final row needs logits, and its output row is returned, else -1."""
+        """Add a prompt chunk; return the output row of its final row if `last`, else -1."""
         i, n = self.size, len(tokens)
         self._tokens[i : i + n] = tokens
         self._positions[i : i + n] = np.arange(position, position + n, dtype=np.int32)

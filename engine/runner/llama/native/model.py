@@ -165,7 +165,7 @@ def _check(settings: LoadSettings) -> None:
 
 
 def flash_attention(settings: LoadSettings, setting: str) -> int:
-    """Return llama.cpp's value for `setting`; its "auto" refuses attention on another backend than the cache's."""
+    """Return llama.cpp's value for `setting`; its "auto" refuses attention on a backend other than the cache's."""
     return FLASH_ATTN["on" if setting == "auto" and ATTENTION in settings.tiles else setting]
 
 

@@ -68,7 +68,7 @@ def texts(tokens: list[int]) -> list[list[int]]:
 
 
 def alone(loaded: LoadedModel, tokens: list[int], noise: Reference) -> tuple[Reference, ...]:
-    """A model's results for each of the texts, in a batch of its own; empty if the context is too small for one.
+    """A model's results for each of the texts, each in a separate batch; empty if the context is too small for one.
 
     Raises: ValueError: a batch could not be decoded, or its output is not a number.
     """

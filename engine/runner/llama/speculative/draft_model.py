@@ -94,7 +94,7 @@ class DraftModel(ModelDrafter):
         slot = next((s for s in self._slots if s.owner == owner), None)
         if slot is None:
             slot = min(self._slots, key=lambda s: s.last_used)
-            slot.owner, slot.agreed = owner, 0  # its content may still be a beginning of the new text
+            slot.owner, slot.agreed = owner, 0  # its content may still be a prefix of the new text
             if slot.key != key:
                 self._reset(slot)
                 slot.key = key
