@@ -163,7 +163,7 @@ def parts(row: dict, shapes: dict) -> np.ndarray:
 
 
 def ruled(key: tuple[str, str, str], rows: Sequence[dict]) -> np.ndarray:
-    """The constants by the rule for the chip's family: where the fit begins."""
+    """The constants with which the fit starts, from the rule for the chip's family."""
     chip, of, phase = key
     row = gpu(CHIPS[chip]) if chip in CHIPS else None
     gbs = next((r["bandwidth_gbs"] for r in rows if r["bandwidth_gbs"]), 300.0)

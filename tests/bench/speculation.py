@@ -27,7 +27,8 @@ from engine.runner.protocol import LoadSettings
 
 SOURCE = ROOT / "engine" / "runner" / "llama" / "cache" / "prefix_store.py"
 FIRST_ID = 300
-# A second token is allowed everywhere and never sampled: a grammar that leaves one choice would be a draft itself.
+# A second token is allowed everywhere and never sampled: a grammar with only one choice would itself act as a
+# draft.
 NEVER = 299
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -21,7 +21,7 @@ NUM_DESCRIPTORS = 160
 
 
 def started(home, head_s):
-    """A server that may hold few descriptors and waits so long for a head."""
+    """A server with a limit for descriptors and a timeout for request heads."""
     (home / "sitecustomize.py").write_text(
         "import resource, sys\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({NUM_DESCRIPTORS}, {NUM_DESCRIPTORS}))\n"
@@ -41,7 +41,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def patient(tmp_path_factory):
-    """Whoever holds it does so until it makes room, not until a limit passes."""
+    """The holder keeps it until it makes space, not until a limit passes."""
     running = started(tmp_path_factory.mktemp("patient"), 600.0)
     yield running
     running.stop()
@@ -77,7 +77,7 @@ def test_connections_that_say_nothing_lock_nobody_out_and_fill_no_log(patient, w
 def test_a_head_has_a_time_limit_also_behind_an_answer(server, what):
     for first in (b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"):
         if first and not what:
-            continue  # silence behind an answer is what connections are kept alive for
+            continue  # connections are kept alive for the silence after a response
         with socket.create_connection(address(server), 60) as connection:
             if first:
                 connection.sendall(first)
@@ -115,7 +115,7 @@ def test_requests_that_all_want_an_answer_get_one(patient):
 
 @pytest.mark.timeout(400)
 def test_an_answer_that_is_not_taken_ends(server):
-    """A client that asks for much and reads nothing frees the model after a time."""
+    """A client that requests much and reads nothing frees the model after a time."""
     body = b'{"model":"spark","prompt":"Once","max_tokens":900,"stream":true,"logprobs":5,"ignore_eos":true}'
     request = HEAD.replace(b"chat/completions", b"completions") + b"Content-Length: %d\r\n\r\n" % len(body) + body
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""A runner that a driver ends in the middle of a long prompt: the next one continues, and later ones know."""
+"""A driver ends a runner in the middle of a long prompt: the next runner continues, and later loads know."""
 
 import asyncio
 import itertools
@@ -24,7 +24,7 @@ from tests.support.fakes.free_pool import FreePool
 from tests.support.machines.machines import reports
 from tests.support.models.shapes import scaled, write_shape
 
-# A depth at which drivers did die takes minutes: TESSERA_TEST_DEPTH=60000 runs these tests there.
+# A depth at which drivers did crash takes minutes: TESSERA_TEST_DEPTH=60000 runs these tests there.
 DEPTH = int(os.environ.get("TESSERA_TEST_DEPTH", "8192"))
 TOKENS = max(24_000, DEPTH + 4096)
 CONTEXT = max(32_768, -(-TOKENS // 8192) * 8192 + 8192)

@@ -193,7 +193,7 @@ def test_the_ladder_is_climbed_down_told_and_remembered(path, paths):
 
 
 def generating(path, paths, generates, requests=1):
-    """Ask a pool `requests` times at once; its events, the settings that were tried, the notes, and the pool."""
+    """Send `requests` concurrent requests to a pool; its events, the tried settings, the notes, and the pool."""
     seen, placer = [], placer_with(paths, 3000)
 
     async def start(engine, model_path):
@@ -290,7 +290,7 @@ def test_a_speed_seen_here_is_used_at_the_next_placement(path, paths, monkeypatc
     admission = MemoryAdmission(placer)
     admission.reserve_now("m", placer.choose("m", settings).settings)
     assert placer.placement("m", settings, exact=False).basis == "prior"
-    admission.observed("m", 10, 1.0, 5.0)  # too short to say anything
+    admission.observed("m", 10, 1.0, 5.0)  # too short for a conclusion
     assert placer.placement("m", settings, exact=False).basis == "prior"
     admission.observed("m", 101, 2.0, 1024.0)
     again = placer_with(paths, 3000).placement("m", settings, exact=False)
@@ -310,7 +310,7 @@ def test_a_speed_seen_here_replaces_the_forecast_of_a_small_model_and_corrects_i
     admission.reserve_now("m", placer.choose("m", settings).settings)
     with monkeypatch.context() as busy:
         busy.setattr("os.getloadavg", lambda: (100.0, 100.0, 100.0))
-        admission.observed("m", 101, 999.0, 1024.0)  # next to other programs: says nothing
+        admission.observed("m", 101, 999.0, 1024.0)  # next to other programs: no conclusion
     admission.observed("m", 101, 100 / before * 2, 1024.0)
     again = placer_with(paths, 3000)
     mine, other = (again.placement(name, settings, exact=False) for name in ("m", "other"))

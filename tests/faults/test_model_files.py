@@ -55,7 +55,7 @@ def test_a_file_damaged_after_it_was_listed_is_refused(served):
 
 
 def with_nan(source, target):
-    """A copy of a model whose last norm is not a number."""
+    """A copy of a model with NaN in its last norm."""
     from quantize.files.gguf_file import read_gguf
 
     tensor = next(t for t in read_gguf(source).tensors if t.name == "output_norm.weight")

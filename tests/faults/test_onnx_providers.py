@@ -1,4 +1,4 @@
-"""Execution providers that are missing, of a wrong release, crash or hang are reported, and nothing else dies."""
+"""Missing execution providers, wrong releases, crashes and hangs are reported, and no other process ends."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from tests.support.late import openai
 from tests.support.servers import RunningServer
 
 RYZEN = ADAPTERS["RyzenAIExecutionProvider"]
-# What a vendor's library may do while it is loaded.
+# Possible behaviour of a vendor's library while it is loaded.
 LIBRARIES = {
     "loads": "int answer(void) { return 0; }",
     "crashes": "#include <stdlib.h>\n__attribute__((constructor)) static void now(void) { abort(); }",
@@ -83,7 +83,7 @@ def test_discovery_names_every_provider_of_the_system():
 
 @pytest.mark.e2e
 def test_the_server_survives_a_runtime_that_crashes(stubs, tmp_path, bundled_model):
-    """A folder of AMD's kind, on a computer whose Ryzen AI library ends the process that loads it."""
+    """A folder in AMD's format, on a computer whose Ryzen AI library crashes the process that loads it."""
     home = tmp_path / "home"
     folder = home / "models" / "local" / "spark_rai_1.8.0_npu_4K"
     folder.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The databases after a power cut at any write: they open, and whatever was acknowledged is there.
+"""The databases after a power cut at any write: they open, and contain every acknowledged write.
 
 SQLite's writes and syncs are recorded below it and replayed up to every step. What was not synced may have
 reached the disk wholly, not at all, or in part.
@@ -213,7 +213,7 @@ def test_nothing_acknowledged_is_lost_at_any_step(tmp_path, monkeypatch, name):
         for file, content in files:
             (again / file.rpartition("/")[2]).write_bytes(content)
         found = read(again / "state.db")
-        # The cut one may be there or not, but never one after a missing one.
+        # The interrupted one may exist or not, but none after a missing one.
         assert found in (list(told), [*told, str(len(told))]), (number, told, found)
 
 
@@ -263,7 +263,7 @@ def test_an_index_of_code_is_whole_after_a_power_cut(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("checkpoint", [1000, 4], ids=["seldom", "often"])
 def test_an_index_is_whole_after_a_power_cut(tmp_path, monkeypatch, checkpoint):
-    """It may lose its last steps, which are made again, but holds whole pages with their words and vectors only."""
+    """It may lose its last steps, which are repeated, but all its pages have their words and vectors."""
     monkeypatch.setattr(
         apsw, "connection_hooks", [*apsw.connection_hooks, lambda db: db.wal_autocheckpoint(checkpoint)]
     )

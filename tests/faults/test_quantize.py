@@ -39,7 +39,7 @@ from tests.support.servers import runs, wait_for
 SPARK = Path("assets/models/spark-f16.gguf")
 SPARK_HF = Path("tests/data/spark-hf")
 BUDGET = SizeTarget(kind="budget", limit_bytes=5_000_000)
-QUICK = SizeTarget(kind="mix", mix="Q8_0")  # rounds in no time
+QUICK = SizeTarget(kind="mix", mix="Q8_0")  # rounding takes no time
 
 
 def request(tmp_path: Path, **changes) -> QuantizeRequest:
@@ -60,7 +60,7 @@ def run(tmp_path: Path, **changes):
 
 
 def left(folder: Path) -> set[str]:
-    """Files in the folder that a job made, the cache apart."""
+    """Files that a job created in the folder, except the cache."""
     return {p.name for p in folder.iterdir() if p.name not in {"cache", "source.gguf", "source"}}
 
 
@@ -90,7 +90,7 @@ def test_a_file_within_the_budget_that_explains_itself(tmp_path):
     assert left(tmp_path) == {"out.gguf", "out.tessera.json"}
     assert digest(source) == before
     assert {"hash", "plan", "write"} <= {p.phase for p in seen}
-    # A quick machine skips most names; the first and the end are always reported.
+    # A fast machine skips most names; the first and the last are always reported.
     written = [p for p in seen if p.phase == "write" and p.total > 0]
     assert {p.detail for p in written if p.detail} <= {t.name for t in file.tensors}
     assert file.tensors[0].name in {p.detail for p in written}
@@ -111,7 +111,7 @@ def test_a_plan_alone_writes_nothing(tmp_path):
 
 
 def test_a_plan_changes_nothing_where_its_file_would_lie(tmp_path):
-    """Neither a folder that is not there yet, nor what an ended job left, nor the time of the folder."""
+    """A plan creates no folder, deletes no leftovers of an ended job, and keeps the folder's time."""
     run(tmp_path, plan_only=True, out=tmp_path / "models" / "local" / "out.gguf")
     assert not (tmp_path / "models").exists()
     old = tmp_path / ".other.gguf.999999999.ours.partial"
@@ -238,7 +238,7 @@ def test_the_source_is_not_overwritten_by_its_own_result(tmp_path, source):
 
 @pytest.mark.parametrize("tier", ["instant", "balanced"])
 def test_a_source_without_one_of_its_weights_is_refused_before_anything_is_written(tmp_path, tier):
-    """No step of tier instant without a comparison evaluates the model."""
+    """Also in tier instant without a comparison, where no step evaluates the model."""
     whole = small_file(tmp_path / "whole.gguf", 2)
     lost = "blk.1.ffn_up.weight"
     source = changed_copy(whole, tmp_path / "source.gguf", lambda _name, values: values, without=(lost,))
@@ -309,7 +309,7 @@ def test_cancelling_leaves_nothing(tmp_path, source):
 
 @pytest.mark.parametrize("lacks", ["unmeasured", "uncompared"])
 def test_a_stopped_job_keeps_its_best_file_so_far(tmp_path, lacks):
-    """The first version comes before any measurement; when the final file is written, it takes its place."""
+    """The first version is written before any measurement; the final file replaces it."""
     source, usable = small_file(tmp_path / "source.gguf", 2), [""]
     limits = {"max_tokens": 1024, "probe_tokens": 256, "goal": SizeTarget(kind="budget", limit_bytes=1_200_000)}
     job = request(tmp_path, source=source, tier="balanced", rounding="stock", verify=True, **limits)
@@ -366,7 +366,7 @@ def reach(process: subprocess.Popen, phase: str) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
-@pytest.mark.parametrize("phase", ["convert", "write"])  # test_quantize_killed.py has what comes between
+@pytest.mark.parametrize("phase", ["convert", "write"])  # test_quantize_killed.py has the steps in between
 def test_kill_9_of_the_job_leaves_no_file_and_no_process(tmp_path, phase):
     source = Path(shutil.copytree(SPARK_HF, tmp_path / "source"))
     before = digest(source / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Kills at every phase of measuring, rounding and proving, full disks, two jobs at once: nothing is left behind."""
+"""Kills in every phase of measuring, rounding and verifying, full disks, two concurrent jobs: no leftovers."""
 
 import hashlib
 import os
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(os.name == "nt", reason="signals and mounts"),
 ]
 
-# Stops permanently at a given place: its children may finish their work, but nothing new begins.
+# Stops permanently at a given point: its children may finish their work, but nothing new starts.
 JOB = """
 import sys, time
 from quantize.measurements import decode
@@ -75,7 +75,7 @@ def start(job: QuantizeRequest, stop_at: str = "") -> subprocess.Popen:
 
 
 def kill_at(phase: str, job: QuantizeRequest) -> None:
-    """kill -9 of a job in the midst of a phase; waits until its children have noticed."""
+    """kill -9 of a job in the middle of a phase; waits until its children have noticed."""
     process = start(job, phase)
     assert process.stdout.readline() == "there\n", process.stderr.read()
     children = psutil.Process(process.pid).children(recursive=True)
@@ -140,7 +140,7 @@ CHANGES = [("text", "moments"), ("text", "errors"), ("text", "alpha"), ("text", 
 
 
 def test_a_source_or_text_that_changes_in_the_middle_is_told_and_nothing_is_kept(tmp_path, source):
-    """What was measured of the old one is never mixed with the new one."""
+    """Measurements of the old file are never mixed with those of the new one."""
     wanted = request(tmp_path, source)
     converted = next(source.glob("*.safetensors"))
     for what, phase in CHANGES:

@@ -49,7 +49,7 @@ if "engine.runner.main" in sys.orig_argv:
 
 @pytest.fixture
 def slow(tmp_path):
-    """The environment of processes whose disk takes so many seconds for a part of a prefix."""
+    """The environment of processes whose disk takes this long for a part of a prefix."""
 
     def with_pause(pause_s):
         (tmp_path / "sitecustomize.py").write_text(SITE.format(pause_s=pause_s))

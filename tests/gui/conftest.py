@@ -27,7 +27,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def locale_stays():
-    """A window sets how numbers and dates are written for the whole process."""
+    """A window sets the number and date formats of the whole process."""
     before = QLocale()
     yield
     QLocale.setDefault(before)
@@ -35,7 +35,7 @@ def locale_stays():
 
 @pytest.fixture(autouse=True)
 def no_leaks(request, qapp, home):
-    """After a test no thread runs, no timer ticks and no widget is alive that was not there before."""
+    """After a test, no thread, timer or widget may exist that did not exist before."""
     threads = set(threading.enumerate())
     widgets = set(map(id, QApplication.allWidgets()))
     yield
@@ -53,7 +53,7 @@ def no_leaks(request, qapp, home):
 
 @pytest.fixture
 def qtbot(qtbot):
-    """Waits end as soon as the condition holds; on a crowded machine that may take long."""
+    """Waits end as soon as the condition holds; on a busy machine that may take long."""
     until, signal = qtbot.waitUntil, qtbot.waitSignal
     qtbot.waitUntil = lambda condition, timeout=60_000: until(condition, timeout=timeout)
     qtbot.waitSignal = lambda wanted, timeout=60_000, **more: signal(wanted, timeout=timeout, **more)

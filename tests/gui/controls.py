@@ -1,4 +1,4 @@
-"""The controls of the window as its code names them, and those that the walks press."""
+"""The window's controls as named in its code, and those that the walks press."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ from app.settings import SETTINGS
 
 TESTS = Path(__file__).resolve().parent
 WINDOW = TESTS.parents[1] / "app" / "gui"
-# What makes a control or names one, and where among its arguments the words are.
+# Functions that create a control or name one, and the position of the text among their arguments.
 MAKERS = {
     "button": (0,),
     "_button": (0,),
@@ -28,13 +28,13 @@ MAKERS = {
     "setAccessibleName": (0,),
     "notify": (2, 3, 4),
 }
-# What presses in a walk; of all its words one is the control's.
+# Functions that press a control in a walk; one of their texts is the control's.
 PRESSES = {"click", "hover", "choose", "fill", "menu", "more", "command", "tick"}
 
 
 @cache
 def controls():
-    """(module, words) of all controls; `{…}` is a placeholder."""
+    """(module, text) of all controls; `{…}` is a placeholder."""
     found = set()
     for path in sorted(WINDOW.rglob("*.py")):
         where = path.relative_to(WINDOW).as_posix()
@@ -49,7 +49,7 @@ def controls():
     named = {f"Connect {program.title}" for program in INTEGRATIONS.values()}
     found |= {("connect/page.py", words) for words in named}
     found.discard(("connect/page.py", "Connect {name}"))
-    # What a button says and how a screen reader calls it are one control.
+    # A button's text and its name for screen readers are one control.
     return {
         (where, words)
         for where, words in found
@@ -86,7 +86,7 @@ def presses():
 
 
 def is_pressed(words, pressed):
-    """Whether one of these presses is of the control of those words."""
+    """Whether one of these presses is of the control with that text."""
     pattern = re.compile(re.sub(r"\\{.*?\\}|%1", ".+", re.escape(words)))
     return any(pattern.fullmatch(each) for each in pressed)
 

@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that speaks the routes the window uses, with answers a test sets."""
+"""A real HTTP server on loopback with the routes that the window uses, and responses that a test sets."""
 
 import json
 import threading
@@ -28,7 +28,7 @@ from engine.api.machine import Machine
 
 
 def machine(**known):
-    """A computer of which nothing else is known."""
+    """A computer with minimal facts."""
     known = {"memory": SystemMemory(), "devices": (), **known}
     return Machine(system="unknown", kernel="", arch="", environment="", product="", **known)
 
@@ -142,7 +142,7 @@ class FakeServer:
                 handler.wfile.flush()
                 if self.pause_s:
                     time.sleep(self.pause_s)
-                self.hold.wait(300)  # until a test, or its end, lets go
+                self.hold.wait(300)  # until the test releases it, or ends
         except OSError:
             self.disconnects += 1
             return False
@@ -169,7 +169,7 @@ class FakeServer:
 
 
 class Events:
-    """An answer that is a stream of server-sent events."""
+    """A response that is a stream of server-sent events."""
 
     def __init__(self, items):
         self.items = items
@@ -179,7 +179,7 @@ class Health(msgspec.Struct):
     status: str = "ok"
 
 
-# What a server without models answers.
+# The responses of a server without models.
 EMPTY = {
     "/tessera/v1/models": Models(models=()),
     "/tessera/v1/jobs/events": Events([]),

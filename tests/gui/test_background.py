@@ -1,4 +1,4 @@
-"""The door to background work: results reach the main thread, or are dropped if their receiver is gone."""
+"""The entry point to background work: results reach the main thread, or are dropped if their receiver is gone."""
 
 import gc
 import threading
@@ -45,7 +45,7 @@ def test_receivers_that_are_destroyed_while_their_results_come_do_not_break_the_
 
 
 def test_of_several_loads_only_the_newest_is_shown(qapp, qtbot):
-    """Workers end in any order: an older look at a file must not replace a newer one."""
+    """Workers end in any order: an older result about a file must not replace a newer one."""
     background, page, go_on, shown = Background(), QObject(), threading.Event(), []
 
     def slow():
@@ -139,7 +139,7 @@ def test_a_silent_stream_wakes_nothing_and_loses_no_value(qapp, qtbot):
 
 
 def test_the_door_may_go_before_its_ended_stream_is_deleted(qapp):
-    """The stream held the door, which so was deleted inside the stream's deletion, and deleted it once more."""
+    """Deleting the stream also deleted `Background`, which it owned, and that deleted the stream again."""
     background, done = Background(), []
     job = background.stream(lambda: Paced(0, None), done.append, done.append)
     wait(tuple(background._running))
@@ -184,7 +184,7 @@ def test_a_setting_that_no_worker_came_to_write_is_written_at_the_end(qapp, tmp_
 
 
 def test_no_worker_deletes_what_belongs_to_the_window(qapp, qtbot):
-    """Garbage in a cycle, such as a page that was closed, is collected on the main thread."""
+    """Cyclic garbage, such as a closed page, is collected on the main thread."""
     deleted_on, many = [], []
 
     class Page:

@@ -84,7 +84,7 @@ def test_the_forecast_of_the_chosen_model_is_drawn_and_replaced_by_what_was_meas
     qtbot.waitUntil(lambda: "Expected since measuring" in page.decode.lines)
     assert page.decode.lines["Measured points"] == [(64.0, 80.0)]
     assert "writing 80 tokens/s measured, 100 forecast; reading 900 measured, 1000 forecast" in page.off.text()
-    page.model.setCurrentIndex(1)  # a shape: nothing forecasts it, and its own result is shown
+    page.model.setCurrentIndex(1)  # a shape: it has no forecast, only its own result
     assert [name.partition(",")[0] for name in page.decode.lines] == ["qwen3-8b Q4_K_M"]
     assert not page.off.isVisible()
 
@@ -171,7 +171,7 @@ def test_a_measurement_can_be_stopped_and_a_failure_is_told(qtbot, page, server)
 
 def test_a_job_that_ends_before_the_answer_that_began_it_is_told(qtbot, page, server):
     page.jobs.started(failed(JobKind.MEASURE, TOO_LARGE, id="measure-3", updated_at=4e9 + 9))
-    assert "9 GiB" not in page.banner.text  # whose job that is, is not known yet
+    assert "9 GiB" not in page.banner.text  # the job's owner is not known yet
     server.routes["POST", "/tessera/v1/bench"] = measuring("running", id="measure-3")
     page.start.click()
     qtbot.waitUntil(lambda: "9 GiB" in page.banner.text)

@@ -82,7 +82,7 @@ def test_stop_keeps_what_arrived_and_ends_the_generation(qtbot, services, page, 
 
 
 class HoldAfter(threading.Event):
-    """Lets so many items of a stream go; the others wait until it is set."""
+    """Releases this many items of a stream; the others wait until it is set."""
 
     def __init__(self, items):
         super().__init__()
@@ -95,7 +95,7 @@ class HoldAfter(threading.Event):
 
 def test_text_is_saved_while_it_streams(qtbot, services, page, server):
     server.pieces = ["first ", "second ", "third "]
-    server.hold = HoldAfter(2)  # the beginning of the answer and its first piece
+    server.hold = HoldAfter(2)  # the start of the answer and its first chunk
     page.controller.answer._save_timer.setInterval(50)
     page.composer.set_text("Go on")
     page.composer.send()
@@ -236,7 +236,7 @@ def test_the_context_warns_before_it_overflows_and_offers_a_choice(qtbot, page, 
     server.routes["POST", "/tokenize"] = lambda body: TokenCount(count=len(body["content"]) // 4)
     server.pieces = ["They counted long words."]
     next(b for b in page.banner.findChildren(QPushButton) if b.text() == "Summarize the older part").click()
-    qtbot.waitUntil(lambda: "was summarized" in page.banner.text)  # all of it: no fold is under way any more
+    qtbot.waitUntil(lambda: "was summarized" in page.banner.text)  # all of it: no summary is being made any more
     assert page.controller.compactor.folds
     page.composer.set_text("short")
     page.composer.send()

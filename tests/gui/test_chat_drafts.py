@@ -1,4 +1,4 @@
-"""What is written on the chat page and not sent yet: drafts, attached files, and messages that wait."""
+"""Unsent content of the chat page: drafts, attached files, and queued messages."""
 
 from PySide6.QtCore import QMimeData, Qt
 from PySide6.QtWidgets import QLabel, QPushButton
@@ -20,7 +20,7 @@ def test_documents_enter_the_context_and_are_shown(qtbot, tmp_path, services, pa
 
 
 def test_a_warning_about_the_draft_goes_when_it_is_not_true_any_more(qtbot, page):
-    for _ in range(2):  # and comes again
+    for _ in range(2):  # and returns
         page.composer.set_text("All work and no play. " * 20_000)
         qtbot.waitUntil(lambda: "Your draft has about" in page.banner.text and page.banner.isVisible())
         page.composer.clear()
@@ -59,7 +59,7 @@ def test_drafts_survive_switching_and_restarting(qtbot, services, page):
 
 
 def test_what_is_attached_stays_with_its_chat(qtbot, tmp_path, page):
-    """A file that was meant for one chat is not sent with a question of another one."""
+    """A file attached to one chat is not sent with a question of another one."""
     ask(qtbot, page, "First chat")
     first = page.controller.conversation.id
     page.new_chat()
@@ -110,7 +110,7 @@ def test_a_full_disk_keeps_the_text_in_the_editor(qtbot, services, page, monkeyp
 
 
 def test_typing_does_not_count_the_whole_branch_with_every_key(qtbot, page, monkeypatch):
-    """In a chat of 2,000 messages each key took 10 ms, measured with tests/bench/gui_latency.py."""
+    """In a chat of 2,000 messages each key press took 10 ms, measured with tests/bench/gui_latency.py."""
     ask(qtbot, page, "first")
     first = page.controller.conversation.id
     counted, count = [], page._context.refresh

@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtQml import QJSEngine
 
 PAGE = Path(__file__).parents[2] / "engine" / "server" / "chat.html"
-# What the page's lines use of a browser.
+# The parts of a browser that the page's lines use.
 BROWSER = """
 var kept = {}, asked = [], confirms = %s;
 if (%s) kept["tessera-chat-key"] = JSON.stringify(%s);
@@ -36,7 +36,7 @@ var KEPT = "tessera-chat";
 def test_a_link_replaces_a_stored_key_only_after_a_question(qapp, link, stored, confirms, key, questions):
     page = PAGE.read_text("utf-8")
     lines = page[page.index("const read = ") : page.index("const headers = ")]
-    lines = lines.replace("catch {", "catch (error) {")  # Qt's engine does not know the short form
+    lines = lines.replace("catch {", "catch (error) {")  # Qt's engine does not support the short form
     as_js = {None: "null", True: "true", False: "false"}
     stored_js = "null" if stored is None else f'"{stored}"'
     browser = BROWSER % (as_js[confirms], stored_js, stored_js, f'"{link}"')

@@ -1,4 +1,4 @@
-"""The chat's sampling: the model's recommendation, the chat's own values, values kept for the model."""
+"""A chat's sampling: the model's recommendation, the chat's own values, and values stored for the model."""
 
 import msgspec
 import pytest

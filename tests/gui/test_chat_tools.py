@@ -1,4 +1,4 @@
-"""Tools in a chat: switched on, asked for, called on a real MCP server, shown folded, stopped."""
+"""Tools in a chat: enabled, approved, called on a real MCP server, shown collapsed, stopped."""
 
 import json
 
@@ -79,7 +79,7 @@ def test_a_call_is_asked_for_made_and_answered_with_and_all_of_it_is_kept(qtbot,
     qtbot.mouseClick(item.fold, Qt.MouseButton.LeftButton)
     assert item.text.toPlainText() == "5"
 
-    # Allowed for this chat: the same tool is not asked for again.
+    # Allowed for this chat: the same tool needs no consent again.
     server.tool_calls, server.pieces = call("mcp__demo__add", a=4, b=4), []
     page.controller.message_added.disconnect()
     page.controller.message_added.connect(page._on_added)

@@ -1,4 +1,4 @@
-"""Two models side by side on one question."""
+"""Two models answer one question side by side."""
 
 import msgspec
 import pytest

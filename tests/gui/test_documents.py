@@ -1,4 +1,4 @@
-"""Collections in the window: the page that keeps them, the chat that asks one, the passages below its answer."""
+"""Collections in the window: their page, a chat that uses one, and the passages below its answer."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""The window with a real server process; the path of docs/first-chat.md is walked in walk/test_stranger.py."""
+"""The window with a real server process; walk/test_stranger.py follows the steps of docs/first-chat.md."""
 
 import socket
 
@@ -12,13 +12,13 @@ from app.gui import server_link
 from app.gui.application import Desktop
 from app.gui.server_link import ServerLink
 
-# A server starts and measures, on a crowded computer.
+# A server starts and measures, on a busy computer.
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture
 def qtbot(qtbot):
-    """A real server starts and works: longer than the other tests of the window wait."""
+    """A real server starts and works, so this waits longer than other tests of the window."""
     until = qtbot.waitUntil
     qtbot.waitUntil = lambda condition, timeout=240_000: until(condition, timeout=timeout)
     return qtbot
@@ -53,7 +53,7 @@ def test_a_server_that_takes_too_long_is_ended_and_says_so(home, monkeypatch):
 
 
 def click(qtbot, widget, text):
-    """A real click on the button of that text or name, as soon as it can be clicked."""
+    """A real click on the button with that text or name, as soon as it can be clicked."""
 
     def found():
         return [

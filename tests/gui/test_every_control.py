@@ -6,7 +6,7 @@ import pytest
 
 from tests.gui.controls import controls, is_pressed, presses
 
-# Names of things that are read, not pressed: texts, tables, progress, pictures, and frames around controls.
+# Names of widgets that are read, not pressed: texts, tables, progress, images, and frames around controls.
 READ = {
     ("about.py", "Licence"),
     ("bench/page.py", "Progress of the measurement"),
@@ -43,7 +43,7 @@ READ = {
     ("widgets/popups.py", "Effect of the selected entry"),
     ("widgets/tensor_mosaic.py", "{n} tensors, {bits} bits on average"),
 }
-# Other words of a control that is pressed by the first ones.
+# Other texts of a control that is pressed under the first ones.
 ALSO_CALLED = {
     ("about.py", "Parts of the program"): "its entries are pressed by their names",
     ("chat/sidebar.py", "Chats"): "its rows are pressed by their titles",
@@ -98,7 +98,7 @@ CANNOT = {
         "Download and convert",
     ): "fetches 320 MB; pressed before recorded answers in test_fit_page",
 }
-# Words that several places of the window say: which walk presses those of each.
+# Texts that occur in several places of the window: the walk that presses each of them.
 WHERE = {
     ("about.py", "Close"): "test_settings",
     ("chat/tools_panel.py", "Add"): "test_tools",

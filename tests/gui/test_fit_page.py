@@ -389,7 +389,8 @@ def test_a_failed_forecast_is_asked_for_again_by_a_button(qtbot, fit, server):
     good = server.routes["POST", "/tessera/v1/quantize/plan"]
     server.routes["POST", "/tessera/v1/quantize/plan"] = (500, {"error": {"message": "the disk is away"}})
     fit._forecast()
-    again = "Try again"  # a second failure, of the slider's first place, puts another button into the banner
+    # a second failure, caused by the slider's first position, puts another button into the banner
+    again = "Try again"
     qtbot.waitUntil(
         lambda: any(made.text() == again and made.isVisible() for made in fit.banner.findChildren(QPushButton))
     )
@@ -423,7 +424,7 @@ def test_a_sentence_leaves_names_as_they_are(said, told):
 
 
 def test_the_axis_of_the_loss_tells_what_the_points_have(qtbot, theme):
-    """Not a thousand times as much, as soon as the axis has its name."""
+    """The value must not appear multiplied by a thousand when the axis gets its name."""
     plot = FrontierPlot(theme)
     qtbot.addWidget(plot)
     plot.show_points({5 << 20: 0.005, 8 << 20: 0.05}, [])
@@ -457,7 +458,7 @@ def test_names_keep_off_a_line_too():
 
 
 def test_a_family_that_is_not_ours_is_asked_for_then_converted_and_chosen(qtbot, fit, server):
-    """Nothing is fetched before the click; then both jobs follow by themselves."""
+    """Nothing is downloaded before the click; then both jobs start automatically."""
     granite = msgspec.structs.replace(
         SPARK, id="granite", name="Granite", path="/models/granite", format="safetensors"
     )
@@ -495,7 +496,7 @@ def test_a_family_that_is_not_ours_is_asked_for_then_converted_and_chosen(qtbot,
 
 
 def test_the_time_left_is_the_jobs_own_however_long_it_waited(qapp):
-    """The job weighs its forecast against its pace; how long it waited for its turn says nothing of it."""
+    """The job compares its forecast with its pace; the time it waited in the queue does not count."""
     waited = job(JobKind.QUANTIZE, progress=Progress(phase="moments", done=10, total=1000, eta_s=200.0))
     waited = msgspec.structs.replace(waited, created_at=waited.updated_at - 3600)
     assert note_of(waited) == "Step 2 of 6: learning how it is used · 1 % · about 3 min left"

@@ -1,4 +1,4 @@
-"""Formulas in answers: drawn by a real child process; whatever cannot be drawn stays text."""
+"""Formulas in answers: rendered by a real child process; those that cannot be rendered stay text."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from app.latex_child import LONGEST
 
 @pytest.fixture
 def view(qtbot, theme, monkeypatch):
-    monkeypatch.setattr(latex_images, "_START_MS", 60_000)  # what a crowded computer is slow with is not given up
+    monkeypatch.setattr(latex_images, "_START_MS", 60_000)  # slow work on a busy computer is not given up
     monkeypatch.setattr(latex_images, "_TIME_MS", 60_000)
     made = MarkdownView(theme)
     qtbot.addWidget(made)
@@ -68,7 +68,7 @@ def test_nonsense_and_endless_formulas_stay_text_and_a_dead_child_is_replaced(qt
 
 
 def formulas_of(text):
-    """What would be drawn."""
+    """The formulas to render."""
     tokens = [child for block in blocks(text) for token in block.tokens for child in token.children or []]
     return [token.content for token in tokens if token.type == "math"]
 
@@ -118,7 +118,7 @@ def test_formulas_stay_formulas(text, expected):
 
 
 def least_time(text):
-    """Processor time to read it: the least of three."""
+    """CPU time for reading it: the minimum of three."""
     times = []
     for _ in range(3):
         started = time.process_time()

@@ -1,4 +1,4 @@
-"""The German translation: no text is left out, none is stale, fields stay, and the window speaks it."""
+"""The German translation: complete, up to date, with all placeholders, and shown by the window."""
 
 import ast
 import re
@@ -180,7 +180,7 @@ def test_every_reason_of_a_reader_is_one_that_the_window_knows():
 
 
 def literals(node):
-    """Texts that an expression may be, with "x" for each field of an f-string."""
+    """Texts that an expression may have, with "x" for each field of an f-string."""
     if isinstance(node, ast.IfExp):
         return literals(node.body) + literals(node.orelse)
     if isinstance(node, ast.JoinedStr):
@@ -226,7 +226,7 @@ def test_an_answer_of_another_server_is_named_in_german(german):
 
 
 def example(form):
-    """A value for a place of a template: bytes, a number, or a text."""
+    """A value for a placeholder of a template: bytes, a number, or a text."""
     if form in AMOUNTS:
         return 7_000_000
     return 0.25 if form.endswith(("f", "g", "%")) else 12_345 if form == "," else "x" if not form else ("x", "y")

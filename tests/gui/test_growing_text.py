@@ -1,4 +1,4 @@
-"""Fields that grow with their text: a scroll bar never comes and goes, at any width."""
+"""Fields that grow with their text: a scroll bar never flickers, at any width."""
 
 import pytest
 from PySide6.QtCore import QEvent, QObject
@@ -11,7 +11,8 @@ from app.gui.code.page import CodePage
 
 QUESTION = "Change divide in @calc.py so that dividing by zero returns None"
 TEXTS = [QUESTION, "emoji 😀 and 漢字 mixed مرحبا words 😀 here and मानक there, twice", f"one\n\n{QUESTION} " * 2]
-TURNS = 12  # of the event loop; what does not come to rest asks for a layout in nearly each of them
+# iterations of the event loop; a layout that does not settle requests another one in nearly each of them
+TURNS = 12
 AT_REST = 4
 
 

@@ -1,4 +1,4 @@
-"""Results that come late: workers are held, so that each case happens every time."""
+"""Late results: workers are blocked, so that each case happens every time."""
 
 import threading
 
@@ -38,7 +38,7 @@ from tests.gui.wire import SPARK, bench_result, job, sketch
 
 
 class Held:
-    """The store's thread, held until the end of the block: later reads and writes wait."""
+    """The store's thread, blocked until the end of the block: later reads and writes wait."""
 
     def __init__(self, services):
         self._services, self._go_on = services, threading.Event()
@@ -52,7 +52,7 @@ class Held:
 
 
 class Turns:
-    """A route whose first answer comes when the test lets it; the later ones at once."""
+    """A route whose first response waits for the test; later ones are immediate."""
 
     def __init__(self, first, *later):
         self._answers, self._number = (first, *later), 0
@@ -126,7 +126,7 @@ def test_a_double_click_on_temporary_keeps_the_draft(qtbot, services, page):
 
 @pytest.fixture
 def slow_file(tmp_path, monkeypatch):
-    """A file that is read when the test lets it."""
+    """A file whose reading waits for the test."""
     path, go_on = tmp_path / "long.txt", threading.Event()
     path.write_text("chapter one")
 
@@ -186,7 +186,7 @@ def test_instructions_of_another_project_are_never_sent(qtbot, services, page, m
 
 
 def test_what_a_cancelled_answer_still_asks_gets_no_decision(qtbot, services):
-    """Its worker may ask after the next answer has begun: the user would decide about the wrong action."""
+    """Its worker may request consent during the next answer: the user would decide about the wrong action."""
     parent = QObject()
     turns, asked, ready = ToolTurns(services, parent), [], []
     turns.consent_wanted.connect(asked.append)
@@ -214,7 +214,7 @@ def test_calls_that_cannot_go_on_end_the_answer(qtbot, services, page, server, m
 
 
 def test_a_double_click_presses_a_button_once(qtbot, theme):
-    """Its second press would hit whatever replaced the button, such as the next row's Delete."""
+    """The second press of a double click would hit whatever replaced the button, such as the next row's Delete."""
     pressed = []
     for made, times in (
         (button("Revoke", lambda: pressed.append("revoke")), 1),
@@ -278,7 +278,7 @@ def test_a_fact_that_is_edited_while_another_one_is_stored_stays(qtbot, services
 
 
 def test_an_older_list_of_models_does_not_replace_a_newer_one(qtbot, services, server):
-    """A refresh after a change is not lost because an earlier one is still under way."""
+    """A refresh after a change is not lost while an earlier one is still running."""
     before, rows = list(server.models), server.models
     services.models.refresh()
     qtbot.waitUntil(lambda: len(services.models.choices) == 1)
@@ -321,7 +321,7 @@ def test_a_library_asked_before_a_model_was_removed_does_not_bring_it_back(qtbot
 
 
 def test_the_model_that_was_chosen_waits_for_the_list_that_has_it(qtbot, show, services, server, jobs):
-    """The server lists a new file only after it has looked at the folders again."""
+    """The server lists a new file only after it has scanned the folders again."""
     new = msgspec.structs.replace(SPARK, id="new", name="New")
     server.routes["GET", "/tessera/v1/models"] = Models(models=(SPARK,))
     server.routes["POST", "/tessera/v1/quantize/plan"] = lambda body: sketch(body.get("budget_bytes") or 17_000_000)
@@ -357,7 +357,7 @@ def test_a_job_that_ends_before_its_reply_frees_the_button(qtbot, services, serv
 
 
 def test_the_model_that_is_converted_is_the_one_that_was_asked_about(qtbot, services, server, jobs):
-    """The download of the converter takes minutes, in which another model may be offered too."""
+    """The converter's download takes minutes, during which another model may be offered too."""
     state = ConverterState(
         installed=False, version="", path="", bytes=0, download_bytes=1, disk_bytes=1, seconds=1.0, architectures=()
     )

@@ -380,7 +380,7 @@ def test_a_server_error_is_shown_in_its_own_words(qtbot, library, server):
     ],
 )
 def test_a_check_tells_what_it_found(qtbot, library, ok, basis, told):
-    """A check that ran to its end is done, whatever it found."""
+    """A completed verification is done, whatever its result."""
     check = FileCheck(path="/models/model.gguf", sha256="a", expected="b", ok=ok)
     found = Verification(model="m", ok=ok, basis=basis, files=(check,))
     library._jobs._on_jobs([job(JobKind.VERIFY, "done", result=msgspec.to_builtins(found))])

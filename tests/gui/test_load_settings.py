@@ -1,4 +1,4 @@
-"""Settings of a load, set in the window against a real server: when each takes effect, and what is shown then."""
+"""Load settings, changed in the window with a real server: when each takes effect, and what is shown then."""
 
 from types import SimpleNamespace
 
@@ -28,7 +28,7 @@ def _chosen_context(dialog):
     dialog.context.setValue(0)
 
 
-# How each is set in the dialog, and what the load has then.
+# How each is set in the dialog, and its value in the load.
 KINDS = {
     "context": (_chosen_context, ("n_ctx", 512)),
     "cache type": (_chosen_cache, ("type_k", "q8_0")),
@@ -47,7 +47,7 @@ def running(tmp_path_factory):
 
 @pytest.fixture
 def server(running):
-    """In place of the window's fake one."""
+    """Replaces the window's fake server."""
     link = ServerLink()
     link._client = Client(running.url, running.token)
     yield SimpleNamespace(api=link)
@@ -106,7 +106,7 @@ WAITS = "is answering. It reloads with these settings when the last answer ends.
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_setting_takes_effect_now_or_after_the_last_answer(qtbot, running, client, services, library, kind):
-    """First while the model answers, then back to automatic while it is idle; the dialog shows what is stored."""
+    """First while the model generates, then back to automatic while it is idle; the dialog shows the value."""
     choose, (field, value) = KINDS[kind]
     before, usual = state(client)["pid"], settings(client)
     with unfinished_answer(running, client, MODEL, tokens=40):

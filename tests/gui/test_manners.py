@@ -1,4 +1,4 @@
-"""How the window behaves: one instance, dropped files, shortcuts, closing, crashes, the tray."""
+"""General behaviour of the window: one instance, dropped files, shortcuts, closing, crashes, the tray."""
 
 import builtins
 import linecache
@@ -62,7 +62,7 @@ def test_qt_does_not_read_the_source_of_what_is_imported_later(monkeypatch, tmp_
     assert str(late) not in linecache.cache
 
 
-@pytest.mark.timeout(300)  # a process starts, on a crowded computer
+@pytest.mark.timeout(300)  # a process starts, on a busy computer
 def test_a_second_process_raises_the_window_of_the_first(qtbot, home):
     first = SingleInstance()
     assert first.claim([])
@@ -243,7 +243,7 @@ def test_closing_asks_only_when_work_would_begin_anew(qtbot, desktop):
 
 
 class FakeTray(QSystemTrayIcon):
-    """A tray where offscreen there is none."""
+    """A tray, which the offscreen platform lacks."""
 
     available = True
     shown = False

@@ -1,4 +1,4 @@
-"""The markdown view: streamed and whole text look the same, and nothing in it loads or runs."""
+"""The Markdown view: streamed and complete text look the same, and nothing in it is loaded or run."""
 
 import contextlib
 import html
@@ -264,7 +264,7 @@ def test_a_table_whose_head_says_nothing_has_no_empty_first_row(view):
 
 
 def entries(menu):
-    """What the menu of a code block offers, by its words."""
+    """The entries of a code block's menu, by their texts."""
     return {action.text(): action for action in menu.actions()}
 
 

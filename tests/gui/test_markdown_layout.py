@@ -31,7 +31,7 @@ PADDING = 7  # of a cell, with its line
 
 
 def placed(view):
-    """What is painted, from the top: (kind, top, bottom); a block of code with its frame."""
+    """What is painted, from the top: (kind, top, bottom); a code block includes its frame."""
     document, layout = view.document(), view.document().documentLayout()
     frames = {number: code for code in view.code for number in range(code.first, code.last + 1)}
     found, code = [], None
@@ -62,7 +62,7 @@ def placed(view):
 
 @pytest.fixture(params=["text", "pictures"])
 def made(request, theme, monkeypatch):
-    """A view; formulas are text that waits for its picture, or are drawn already."""
+    """A view; formulas are text that waits for its image, or are rendered already."""
     if request.param == "pictures":
         from PySide6.QtSvg import QSvgRenderer
 

@@ -1,4 +1,4 @@
-"""What appears fades in for a moment, and not at all where the system asks for less motion; toasts move nothing."""
+"""New content fades in, unless the system prefers less motion; toasts do not move other content."""
 
 import pytest
 from PySide6.QtCore import QPoint, QPropertyAnimation, Qt
@@ -42,7 +42,7 @@ LONG = "The folder /srv/models/of/everybody cannot be written to. Choose another
 
 
 def places(page, toast):
-    """Where everything else of the page is."""
+    """The positions of everything else on the page."""
     others = [made for made in page.findChildren(QWidget) if made is not toast and not toast.isAncestorOf(made)]
     return {made: made.mapTo(page, QPoint(0, 0)).toTuple() for made in others if made.isVisible()}
 

@@ -1,4 +1,4 @@
-"""Words where there is little room: facts go whole, names are cut in their middle, names of files are spoken."""
+"""Texts in narrow spaces: facts are omitted whole, names are elided, file names are spelled for screen readers."""
 
 import msgspec
 import pytest
@@ -98,7 +98,7 @@ def test_pulled_sides_are_kept_in_the_settings(qtbot, tmp_path):
     ],
 )
 def test_the_first_line_of_a_model_is_what_a_person_says(name, path, said):
-    """A name chosen by the user or by the model's maker stays unchanged."""
+    """A name chosen by the user or by the model's publisher stays unchanged."""
     assert spoken_name(msgspec.structs.replace(SPARK, name=name, path=path)) == said
 
 

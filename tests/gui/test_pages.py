@@ -282,7 +282,7 @@ def test_what_to_paste_names_a_key_once_keys_are_required(qtbot, show, services,
     for index in range(page.client.count()):
         page.client.setCurrentIndex(index)
         text = page.snippet.toPlainText()
-        # Zed keeps keys apart from its settings.
+        # Zed stores keys outside its settings.
         assert ("YOUR_KEY" in text) == (page.client.currentText() != "Zed")
         assert "8192" not in text or services.models.get("spark").n_ctx == 8192
 
@@ -407,7 +407,7 @@ def test_one_of_the_models_to_begin_with_is_recommended_and_says_why(qtbot, show
 
 
 def test_every_page_recommends_the_same_models_also_once_a_speed_is_known(qtbot, show, services, server):
-    """The hub tab and the welcome view show one list, which the newest answer replaces on both."""
+    """The hub tab and the welcome view show one list; the newest response replaces it in both."""
     quick, large = (
         Proposal(starter=starter(name), expected_bytes=5 << 30, recommended=why, want=want)
         for name, why, want in (("quick", "smallest", "fast"), ("large", "", "balanced"))
@@ -454,7 +454,7 @@ def test_tiles_follow_the_weights_not_the_bytes(qtbot, theme):
 
 
 def test_every_control_of_every_page_has_a_name(qtbot, show, services, server, qapp):
-    """What a screen reader says: text, accessible name or tooltip."""
+    """The text for a screen reader: text, accessible name or tooltip."""
     from PySide6.QtWidgets import QAbstractButton, QAbstractSpinBox, QLineEdit
 
     from app.gui.chat.page import ChatPage

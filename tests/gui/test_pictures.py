@@ -1,4 +1,4 @@
-"""Pictures of a chat and models that cannot see them: no picture ends the answers of its chat."""
+"""Images in a chat and models without vision: no image blocks the answers of its chat."""
 
 import pytest
 from PySide6.QtWidgets import QPushButton
@@ -20,7 +20,7 @@ def send(qtbot, page, text, *attachments):
 
 
 def images(server):
-    """The pictures of the last request, and all its text."""
+    """The images of the last request, and all its text."""
     parts = [
         part
         for message in server.bodies[-1]["messages"]
@@ -74,7 +74,7 @@ def test_after_a_change_of_models_each_gets_what_it_can_take(qtbot, offered, ser
     page.controller.edit(page.controller.tree.path()[0].id, "What, then?")
     qtbot.waitUntil(lambda: not page.controller.busy)
     assert images(server) == (1, "What, then?")
-    page.controller.change(model="far")  # what another server's model can do may not be known
+    page.controller.change(model="far")  # the capabilities of another server's model may be unknown
     page.controller.edit(page.controller.tree.path()[0].id, "And there?")
     qtbot.waitUntil(lambda: not page.controller.busy)
     assert images(server)[0] == 1

@@ -1,4 +1,4 @@
-"""Projects: their form, what their chats begin with, what of them reaches the model; all chats out and back in."""
+"""Projects: their form, the defaults of their chats, what reaches the model; export and import of all chats."""
 
 import pytest
 from PySide6.QtCore import Qt

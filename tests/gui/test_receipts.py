@@ -1,4 +1,4 @@
-"""Receipts in the window: asked for in a chat's options, copied from the answer's menu."""
+"""Receipts in the window: requested in a chat's options, copied from the answer's menu."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Other computers on the server page: one that holds layers, and one that is the window's server."""
+"""Other computers on the server page: one with layers of a model, and one that is the window's server."""
 
 import pytest
 
@@ -87,7 +87,7 @@ def test_a_link_makes_another_tessera_the_server(qtbot, show, services, server):
     card.url.setText("http://127.0.0.1:9")
     card.use.click()
     qtbot.waitUntil(lambda: "No Tessera server answers" in texts(page))
-    assert RemoteServer().url == server.url  # what cannot be reached is not kept
+    assert RemoteServer().url == server.url  # an unreachable one is not stored
     with qtbot.waitSignal(card.moved):
         card.back.click()
     assert RemoteServer().url == ""
@@ -103,7 +103,7 @@ def test_a_code_is_for_servers_that_others_reach(qtbot, show, services, server, 
     server.routes["POST", "/tessera/v1/keys"] = make
     page = show(OtherComputersPage(services, server.api))
     card = page.elsewhere
-    assert not card.show_code.isEnabled()  # only this computer reaches it
+    assert not card.show_code.isEnabled()  # only this computer can reach it
     card.show_code.setEnabled(True)
     card.show_code.click()
     qtbot.waitUntil(lambda: not card.code.pixmap().isNull())

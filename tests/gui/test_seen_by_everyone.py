@@ -1,4 +1,4 @@
-"""The window for everyone: contrast, small screens and large letters, focus, languages, right to left."""
+"""Accessibility of the window: contrast, small screens and large text, focus, languages, right to left."""
 
 import json
 import re
@@ -53,7 +53,7 @@ WORDS = ("text", "muted", "accent", "link", "ok", "warn", "bad")
 @pytest.mark.parametrize("high", [False, True])
 @pytest.mark.parametrize("dark", [False, True])
 def test_every_text_reaches_what_wcag_aa_asks_for(dark, high):
-    """4.5:1 for words on every ground they may have, and for each rule of the style sheet; 3:1 for marks."""
+    """4.5:1 for text on every possible background, and for each rule of the style sheet; 3:1 for marks."""
     found = tokens(dark=dark, contrast=high)
     colour = found.colour
     low = {(word, ground) for word in WORDS for ground in GROUNDS if contrast(colour(word), colour(ground)) < 4.5}
@@ -81,7 +81,7 @@ def test_every_text_reaches_what_wcag_aa_asks_for(dark, high):
 
 
 def test_hints_in_empty_fields_have_the_contrast_of_other_words(qtbot, theme):
-    """A style sheet's own colour of a field makes its hint half transparent, unless it sets the hint's colour."""
+    """A style sheet that sets a field's colour makes its placeholder half transparent, unless it sets that too."""
     for field in (QLineEdit(), QPlainTextEdit()):
         qtbot.addWidget(field)
         field.setPlaceholderText("Ask anything")
@@ -111,7 +111,7 @@ def test_contrast_changes_live(desktop):
 
 
 def too_wide(page):
-    """Areas that do not scroll sideways and hold more than their width."""
+    """Areas that do not scroll sideways and whose content exceeds their width."""
     found = []
     for area in [page, *page.findChildren(QScrollArea)]:
         if isinstance(area, QScrollArea) and area.isVisible() and area.widget() is not None:
@@ -123,7 +123,7 @@ def too_wide(page):
 
 
 def cut_off(page):
-    """Words of buttons and one-line labels that do not have the room they need, and what sticks out of the page."""
+    """Texts of buttons and one-line labels that lack space, and widgets that extend beyond the page."""
     found = too_wide(page)
     for made in page.findChildren(QWidget):
         if not made.isVisible() or not isinstance(made, QAbstractButton | QLabel):
@@ -153,7 +153,7 @@ def nothing_is_cut(name, page):
 
 
 def panels_and_dialogs(desktop):
-    """(name, widget) of popups and side panels that open without a server's answer, opened one by one."""
+    """(name, widget) of popups and side panels that open without a server's response, opened one by one."""
     window = desktop.window
     window.show_page("chat")
     options = window.chat.options
@@ -184,7 +184,7 @@ def german(qapp):
     qapp.removeTranslator(translator)
 
 
-@pytest.mark.timeout(400)  # eleven pages, on a crowded computer
+@pytest.mark.timeout(400)  # eleven pages, on a busy computer
 @pytest.mark.parametrize(("percent", "language"), [(100, "en"), (150, "de"), (200, "en"), (200, "de")])
 def test_nothing_is_cut_off_at_900_by_600(qtbot, request, percent, language):
     if language == "de":
@@ -226,7 +226,7 @@ def test_every_page_has_an_order_of_focus_that_reaches_its_controls(qtbot, deskt
 
 
 def unnamed(root):
-    """What takes the focus below it and has no name for screen readers."""
+    """Widgets below it that take the focus and have no name for screen readers."""
     found = []
     for made in root.findChildren(QWidget):
         inside = made.parentWidget()
@@ -240,7 +240,7 @@ def unnamed(root):
 
 
 def test_everything_that_takes_the_focus_has_a_name(qtbot, desktop):
-    """On every page, panel and in every dialog that needs no answer of a server."""
+    """On every page and panel, and in every dialog that needs no response of a server."""
     window = desktop.window
     window.resize(1400, 900)
     missed = {}
@@ -283,7 +283,7 @@ def pseudo(qapp):
 
 
 def untranslated(page, known):
-    """Texts on the page that did not go through the translation; `known` is what the user or the server wrote."""
+    """Texts on the page that were not translated; `known` is what the user or the server wrote."""
     found = []
     for made in page.findChildren(QWidget):
         if not made.isVisible() or not isinstance(made, QLabel | QAbstractButton):

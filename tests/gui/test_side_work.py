@@ -1,4 +1,4 @@
-"""Titles and reading ahead: asked aside, within their bounds, and never of a model that is not there."""
+"""Titles and prompt prefill: background requests within their limits, never to a model that is not loaded."""
 
 import pytest
 
@@ -115,7 +115,7 @@ def test_on_battery_nothing_is_read_unless_it_is_wished(qtbot, page, server, ser
 
 
 def test_nothing_is_asked_aside_of_a_model_of_another_server_and_none_is_chosen(qtbot, page, server, services):
-    """No draft, no title, no summary in idle time. The local chat afterwards shows when they would have come."""
+    """No draft, title or summary is made in idle time; the local chat afterwards shows when they would be."""
     assert services.models.default == "m"
     assert page.controller.conversation.model == "m"
     page.controller.change(model="far")

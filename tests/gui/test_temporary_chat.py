@@ -1,4 +1,4 @@
-"""A temporary chat is written nowhere, unless it is saved after all."""
+"""A temporary chat is not stored anywhere, unless it is saved later."""
 
 import sqlite3
 
@@ -9,7 +9,7 @@ from tests.gui.hands import ask
 
 
 def everything(services):
-    """What the file of the chats holds."""
+    """The content of the chats' file."""
     with sqlite3.connect(services.store.opened.path) as known:
         return [row for table in ("conversations", "messages") for row in known.execute(f"SELECT * FROM {table}")]
 

@@ -1,4 +1,4 @@
-"""Text made larger and smaller again in a running window looks as it did; dates and numbers without a locale."""
+"""Enlarging and reducing the text of a running window restores its look; dates and numbers without a locale."""
 
 import pytest
 from PySide6.QtCore import QDate

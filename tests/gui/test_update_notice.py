@@ -1,4 +1,4 @@
-"""The notice of a newer version: only when wanted, from a real server, and it opens a page."""
+"""The notice of a newer version: only if enabled, from a real server, and it opens a page."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +14,7 @@ from engine.core.version import __version__
 
 
 class Releases(ThreadingHTTPServer):
-    """Answers every path with `body`; `asked` lists paths and request bodies."""
+    """Responds to every path with `body`; `asked` lists paths and request bodies."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
@@ -34,7 +34,7 @@ class Answer(BaseHTTPRequestHandler):
         self.wfile.write(self.server.body)
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """No response."""
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def releases():
 
 
 class Browser(QObject):
-    """Stands where the system's browser does."""
+    """Replaces the system's browser."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def test_a_newer_version_is_told_when_that_is_wanted_and_its_page_opened(qtbot, 
 def test_nothing_new_is_nothing_told(qtbot, desktop, releases, notice, version):
     releases.body = f'{{"version": "{version}"}}'.encode()
     with qtbot.waitSignal(notice.looked):
-        desktop.services.settings.set(SETTING, value=True)  # turning it on looks at once
+        desktop.services.settings.set(SETTING, value=True)  # enabling it checks immediately
     assert releases.asked != []
     assert "999" not in desktop.window.banner.text
     assert version not in desktop.window.banner.text

@@ -1,4 +1,4 @@
-"""Other servers on the server page: added, allowed, and forgotten."""
+"""Other servers on the server page: added, allowed, and removed."""
 
 from app.gui.server.page import OtherComputersPage
 from engine.api.upstreams import UpstreamModel, UpstreamRow, UpstreamRule, Upstreams
@@ -56,7 +56,7 @@ def test_another_server_is_added_used_and_forgotten(qtbot, show, services, serve
     assert registry.keys == ["sk-canary"]
     assert "sk-canary" not in texts(page)
     assert "not encrypted" in texts(page)
-    assert registry.rules == []  # adding sends nothing there
+    assert registry.rules == []  # adding sends nothing to it
     press(page, "Use its models")
     qtbot.waitUntil(lambda: "in use" in texts(page))
     assert registry.rules == [UpstreamRule(model="desk/*", upstream="desk")]

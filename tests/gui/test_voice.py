@@ -1,4 +1,4 @@
-"""Dictation and reading aloud in the window: a real child plays a file as a microphone, a test gives the words."""
+"""Dictation and reading aloud in the window: a real child plays a file as a microphone, the test sets the words."""
 
 import base64
 import io
@@ -40,7 +40,7 @@ def children():
 
 
 def click(widget, name=""):
-    """A click on this button, or on the visible one of that name in it."""
+    """A click on this button, or on the visible one with that name in it."""
     if name:
         buttons = [each for each in widget.findChildren(QAbstractButton) if each.isVisible()]
         widget = next(each for each in buttons if name in {each.text(), each.accessibleName()})
@@ -55,7 +55,7 @@ def tone(tmp_path):
 
 
 class Listener:
-    """The server's speech model: hears a word for each second of sound, and the length of every sound."""
+    """The server's speech model: recognizes one word per second of sound, and records each sound's length."""
 
     def __init__(self, server):
         self.seconds = []
@@ -103,7 +103,7 @@ def test_words_appear_while_somebody_speaks_and_are_never_sent(qtbot, page, dict
     assert not dictation.sign.isVisible()
     assert server.bodies == []
     assert page.composer.editor.hasFocus()
-    assert listener.seconds == sorted(listener.seconds)  # nothing was final: all is heard again
+    assert listener.seconds == sorted(listener.seconds)  # nothing was final: everything is transcribed again
 
 
 def test_stop_before_the_first_sound_is_no_fault(qtbot, page, dictation, listener):

@@ -1,4 +1,4 @@
-"""Words that once misled a new user, and marks that could not be seen."""
+"""Texts that once misled a new user, and invisible marks."""
 
 import itertools
 import re

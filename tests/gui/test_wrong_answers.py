@@ -1,4 +1,4 @@
-"""A device turned out to be wrong: the window says which answers may be, and answers them again."""
+"""A device proves to be wrong: the window marks the answers that may be affected, and generates them again."""
 
 import time
 
@@ -21,7 +21,7 @@ def found(page, since, until, model=""):
 
 
 def settled(qtbot, page):
-    """Wait until the page has taken the server's answer: what runs next in the background ends after it."""
+    """Wait until the page has the server's response: the next background task ends after it."""
     done = []
     page._services.background.run(page._services.api.canary, done.append, done.append, page)
     qtbot.waitUntil(lambda: bool(done))

@@ -1,4 +1,4 @@
-"""Every text of the window that a translation has to have."""
+"""Every text of the window that a translation must contain."""
 
 import ast
 from functools import cache
@@ -35,7 +35,7 @@ CALLS = {"tr": 0, "_tr": 0, "translate": 1}
 
 
 def written():
-    """Texts that are written where they are translated."""
+    """Texts that are translated where they are written."""
     found = set()
     for path in (*(ROOT / "app" / "gui").rglob("*.py"), ROOT / "app" / "generation_phase.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -61,7 +61,7 @@ def plain_texts(module):
 def tables():
     """Texts of tables, which are translated by name."""
     found = {text for row in SETTINGS for text in (row.title, row.description, row.group)}
-    # Languages are named in themselves.
+    # Languages have their own names.
     choices = {name for row in SETTINGS for name in row.choices if len(name) > 2} - CACHE_TYPES.keys()
     found |= {name.capitalize() for name in choices}
     found |= set(_AT_ZERO.values())
@@ -75,7 +75,7 @@ def tables():
     found |= {*BACKENDS.values(), *JOBS.values()}
     found |= {kind.title for kind in JobKind} | set(_CACHE_NAMES.values()) | {item.hint for item in SNIPPETS}
     found |= {source(name) for name in ("", "user", "file", "generation_config", "model_card", "llama.cpp")}
-    found |= {template for kind, template in TEMPLATES.items() if kind not in CHECKS}  # the terminal's alone
+    found |= {template for kind, template in TEMPLATES.items() if kind not in CHECKS}  # only the terminal's
     found |= set(GRIDS.values()) | set(UNREADABLE_DOCUMENTS)
     found |= {rule.title for rule in fault_rules.parse(fault_rules.SHIPPED.read_bytes()).rules}
     found |= {*plain_texts(types), *plain_texts(fix_hints), *SYSTEM_TEXTS}

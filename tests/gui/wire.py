@@ -1,4 +1,4 @@
-"""Answers of the server for tests, built from the structs it really sends: a field that drifts breaks them."""
+"""Server responses for tests, built from the structs that it really sends: a changed field breaks them."""
 
 import time
 
@@ -80,7 +80,7 @@ def plan(size, damage=0.01, kv=None):
 
 
 def sketch(size, damage=0.01, *, kv=None, largest_context=None):
-    """What /quantize/plan answers."""
+    """The response of /quantize/plan."""
     forecast = PlanForecast(
         seconds=90, disk_bytes=12 << 20, memory_bytes=1 << 30, kld=damage, largest_context=largest_context
     )
@@ -158,7 +158,7 @@ def hit(repo, downloads=0, likes=0, **facts):
 
 
 def hub_plan(*options):
-    """What the repository `org/found` offers."""
+    """The files of the repository `org/found`."""
     repository = Repository(repo="org/found", endpoint="", revision="", files=())
     return RepoPlan(repository=repository, options=options, fetched_bytes=0, elapsed_s=0.0)
 

@@ -272,7 +272,7 @@ def refused(path, cache_dir):
 
 
 async def observe_all(files, folder, references, process):
-    """Check all rows, a few concurrently."""
+    """Check all rows, a few at a time."""
     turn = asyncio.Semaphore(AT_ONCE)
 
     async def one(name):

@@ -49,7 +49,7 @@ def request(prompt, tokens=12, **options):
 
 
 async def answers(runner):
-    """Answers one after another, concurrently, and with the deterministic context next to the shared one."""
+    """Answers to the prompts one at a time, then concurrently with deterministic contexts and another request."""
     found = [(await answered(runner, request(prompt))).ids for prompt in PROMPTS]
     exact = [request(prompt, deterministic=True, logprobs=1) for prompt in PROMPTS]
     beside = await asyncio.gather(*(answered(runner, r) for r in exact), answered(runner, request("seven", 30)))

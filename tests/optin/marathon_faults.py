@@ -1,4 +1,4 @@
-"""What goes wrong during a marathon: a table of faults, each with its class."""
+"""A table of the faults that a marathon injects, each with its class."""
 
 import asyncio
 import contextlib

@@ -138,7 +138,7 @@ class World:
                 self.blame(f"the server took a file for damaged that nobody damaged: {line[-300:]}")
 
     async def end_server(self, how=signal.SIGKILL):
-        """End it by a signal; with SIGTERM it must be gone within 30 s, and no child may outlive it by 20 s."""
+        """End the server by a signal. After SIGTERM it must end within 30 s, its children within another 20 s."""
         process = psutil.Process(self.server.process.pid)
         children = process.children(recursive=True)
         self.up.clear()

@@ -34,8 +34,8 @@ from tests.support.servers import RunningServer
 BUNDLED = ROOT / "assets" / "models" / "spark-f16.gguf"
 POISONED = "poisoned-spark.gguf"
 NUM_GOLDEN = 48
-# Seconds without a byte after which a request counts as stuck. Counted in ticks of this process, so that a machine
-# that sleeps or pauses all of this does not look like a server that does.
+# Seconds without a byte after which a request counts as stuck. They are ticks of this process, so a computer that
+# sleeps or pauses everything is not mistaken for a stuck server.
 STUCK_TICKS = 180
 # A second that took this long: the machine slept, or this process and its servers were stopped together.
 PAUSE_S = 30.0

@@ -9,14 +9,14 @@ NAME = "smollm2-135m-instruct"
 
 
 class Chat:
-    """A server that has the real model and the bundled one."""
+    """A server with the real model and the bundled one."""
 
     def __init__(self, running: RunningServer) -> None:
         self.running = running
         self.http = httpx2.Client(base_url=running.url, timeout=600, trust_env=False)
 
     def ask(self, text, model=NAME, **options):
-        """One answer, whole."""
+        """One complete answer."""
         messages = text if isinstance(text, list) else [{"role": "user", "content": text}]
         body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 40, **options}
         answer = self.http.post("/v1/chat/completions", json=body)

@@ -1,4 +1,4 @@
-"""A real model as people and programs use it: turns, documents, JSON, tools, two models, an answer that loops."""
+"""A real model in typical use: turns, documents, JSON, tools, two models, an answer that loops."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from app.attachments import document_text, read
 from tests.support.servers import ROOT
 
 NAME = "smollm2-135m-instruct"
-pytestmark = pytest.mark.timeout(900)  # some 10 s each where nothing else runs
+pytestmark = pytest.mark.timeout(900)  # some 10 s each on an idle computer
 CITY = {
     "type": "object",
     "properties": {
@@ -38,7 +38,7 @@ WEATHER = {
 
 
 def at_once(two):
-    """Two times two answers: of one request, and of two that run concurrently."""
+    """Twice two answers: of one request, and of two concurrent ones."""
     with ThreadPoolExecutor(2) as threads:
         return list(threads.map(two, (0, 10)))
 

@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 through our converters: the formulas' vectors; pages of our documentation found by question."""
+"""all-MiniLM-L6-v2 through Tessera's converters: vectors as in the formulas; the docs searched by question."""
 
 import re
 import zipfile
@@ -33,8 +33,8 @@ TEXTS = [
     "def add(a, b):\n    return a + b",
     "The quick brown fox jumps over the lazy dog. " * 3,
 ]
-pytestmark = pytest.mark.timeout(900)  # some seconds each where nothing else runs
-# The page that answers, by question; none of them repeats the page's title.
+pytestmark = pytest.mark.timeout(900)  # some seconds each on an idle computer
+# The page with the answer, by question; no question repeats its page's title.
 QUESTIONS = {
     "What happens to a parameter that the server does not know: is it rejected or ignored?": "api.md",
     "Where are downloaded models stored on disk and how do I remove one?": "library.md",
@@ -98,7 +98,7 @@ def test_vectors_are_the_formulas(wanted, served, model):
 
 
 def test_in_8_bits_the_vectors_are_nearly_the_formulas(folder, wanted, tmp_path):
-    """As collections have them where that is faster: for many texts at once."""
+    """As collections embed when that is faster: many texts in one request."""
     convert(ConvertRequest(folder=folder, out=tmp_path / "minilm.gguf"), lambda *_: None)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_truncation()
@@ -118,7 +118,7 @@ def test_pages_of_our_documentation_are_found(served):
 
 
 def cut(page):
-    """Sections of a page, each with its title, at most some 200 tokens long; the beginning of one not asked for."""
+    """Sections of a page, each with its title, of at most some 200 tokens; the rest of a longer section is cut."""
     if page.name == "cli.md":  # a list of options
         return []
     text = page.read_text(encoding="utf-8")

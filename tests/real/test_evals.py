@@ -1,4 +1,4 @@
-"""The published data sets with the commands that use them, on a model that answers fast."""
+"""The published data sets with the commands that use them, on a fast model."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from engine.job_kinds.quantize.tasks import TaskAnswer
 from installers.bootstrap import kernels
 from tests.support.servers import ROOT
 
-pytestmark = pytest.mark.timeout(900)  # programs run that ask a model, on a crowded computer
+pytestmark = pytest.mark.timeout(900)  # generated programs run, on a busy computer
 KEPT = Path(kernels.cache_folder()).parent / "datasets"
 
 
@@ -53,7 +53,7 @@ def test_berkeleys_set_is_read_and_its_own_answers_pass():
 
 
 def accepted(values):
-    """The first accepted value of each parameter; those that have none but nothing are left out."""
+    """The first accepted value of each parameter; those without a value are omitted."""
     chosen = {}
     for key, options in values.items():
         value = next((option for option in options if option != ""), "")

@@ -1,6 +1,6 @@
-"""What a real model says here and in llama.cpp's own programs: greedy answers and perplexity.
+"""A real model's output in Tessera and in llama.cpp's own programs: greedy answers and perplexity.
 
-The recording is made by tests/optin/record_llama_server.py, whose command stands in it.
+The recording is made by tests/optin/record_llama_server.py, which contains its command.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ HELDOUT = DATA.parent.parent.parent / "assets" / "text" / "heldout.txt"
 # As recorded: plain attention, one request at a time.
 AS_RECORDED = {"flash_attn": "off", "n_threads": 2, "n_ctx": 2048, "kv_cells": 2048, "n_parallel": 1}
 WINDOW, CHUNKS = 512, 2
-pytestmark = pytest.mark.timeout(900)  # some 20 s each where nothing else runs
+pytestmark = pytest.mark.timeout(900)  # some 20 s each on an idle computer
 SAME_KERNELS = vector_features() == RECORDED["cpu"]
-# llama-perplexity itself differs by .26 % between its kernels for AVX-512 and for AVX2.
+# llama-perplexity itself differs by 0.26 % between its kernels for AVX-512 and for AVX2.
 ALLOWED = 0.0005 if SAME_KERNELS else 0.006
 
 
@@ -47,8 +47,8 @@ def test_greedy_answers_are_llama_servers(real_model):
 def test_perplexity_is_llama_perplexitys(real_model):
     """The probability of every token of the second half of each window, read as part of the prompt.
 
-    As llama-perplexity reads it. Tokens decoded one by one go through other kernels, .23 % away, and how many go
-    through them at once hangs on the speed of the machine.
+    Like llama-perplexity. Tokens decoded one by one use other kernels, which differ by 0.23 %, and the number
+    decoded together depends on the machine's speed.
     """
 
     async def score(runner):

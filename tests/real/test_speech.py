@@ -1,4 +1,4 @@
-"""Recordings as text, with the real speech model and the recording of a person that came with it."""
+"""Recordings as text, with the real speech model and the recording of a person that is included with it."""
 
 import io
 import shutil
@@ -24,7 +24,7 @@ from installers.bootstrap import speech as files
 from tests.support.late import openai
 from tests.support.servers import ROOT, RunningServer, wait_for
 
-pytestmark = pytest.mark.timeout(900)  # servers start and a model is converted, on a crowded computer
+pytestmark = pytest.mark.timeout(900)  # servers start and a model is converted, on a busy computer
 LOCK = str(ROOT / "installers" / "lock" / "speech.txt")
 SAID = "ever tried, ever failed, no matter, try again, fail again, fail better."
 
@@ -107,12 +107,12 @@ def two_cities(wheels):
         out, rate = io.BytesIO(), file.getframerate()
         with wave.open(out, "wb") as shorter:
             shorter.setparams(file.getparams())
-            shorter.writeframes(file.readframes(20 * rate))  # more than the model hears at once
+            shorter.writeframes(file.readframes(20 * rate))  # longer than the model's maximum
     return out.getvalue()
 
 
 def test_fixed_shapes_for_an_npu_hear_the_same(client, server, beckett, two_cities, tmp_path):
-    """Converted over HTTP; then a server that has only that folder hears both recordings with it."""
+    """Converted over HTTP; then a server with only that folder transcribes both recordings."""
     out = tmp_path / "npu"
     owner = {"authorization": f"Bearer {server.token}"}
     told = httpx2.post(
@@ -139,7 +139,7 @@ def test_fixed_shapes_for_an_npu_hear_the_same(client, server, beckett, two_citi
 
 
 def test_words_while_somebody_speaks(server, beckett):
-    """As the window asks: the words of the first seconds may change, and after the pause they are final."""
+    """As the window requests it: words of the first seconds may change, and after the pause they are final."""
     owner = {"authorization": f"Bearer {server.token}"}
     assert httpx2.get(f"{server.url}/tessera/v1/speech", headers=owner).json()["installed"]
     live, found = LiveTranscript(), []
@@ -282,7 +282,7 @@ def test_a_tone_keeps_its_pitch_and_loudness(rate, channels, bits):
     found = read_sound(as_wave(tone, rate, channels=channels, bits=bits))
     assert abs(len(found) - RATE * seconds) <= 2
     wanted = np.sin(2 * np.pi * 440 * np.arange(len(found)) / RATE) / 2
-    assert np.abs(found - wanted)[RATE // 10 : -RATE // 10].max() < 0.002  # also where blocks meet
+    assert np.abs(found - wanted)[RATE // 10 : -RATE // 10].max() < 0.002  # also at the borders of blocks
 
 
 def test_what_is_above_half_the_rate_is_cut_off():

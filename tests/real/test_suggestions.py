@@ -1,4 +1,4 @@
-"""What Tessera suggests to ask is answered rightly: no sampling parameter set, tokens that repeat."""
+"""Tessera's suggested questions get correct answers: no sampling parameters set, tokens that repeat."""
 
 import re
 
@@ -8,7 +8,7 @@ import pytest
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
 from tests.support.servers import RunningServer
 
-pytestmark = pytest.mark.timeout(900)  # some answers of a real model, on a crowded computer
+pytestmark = pytest.mark.timeout(900)  # some answers of a real model, on a busy computer
 SEED = 1
 
 
@@ -22,7 +22,7 @@ def installed(tmp_path_factory, installed_model):
 
 
 def answer(server, model, question):
-    # Answers of one batch change each other's rounding; deterministic ones are the same in every run.
+    # Answers of one batch affect each other's rounding; deterministic ones are the same in every run.
     body = {
         "model": model,
         "messages": [{"role": "user", "content": question}],

@@ -1,4 +1,4 @@
-"""The chat model by our own kernels, where start.py built them: chosen by the server, told, and right."""
+"""The chat model with Tessera's CPU kernels, if start.py built them: chosen, reported, and correct."""
 
 import pytest
 
@@ -41,4 +41,4 @@ def test_the_same_greedy_answer_as_llama_cpps_kernels_give(real_model, before, c
         first, second = (logprob for _, _, logprob in ranked.top[:2])
         if one != other:
             assert first - second < NEARLY_A_TIE
-            return  # what follows is another text
+            return  # what follows is a different text

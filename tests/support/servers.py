@@ -25,12 +25,12 @@ HEARS_INTERRUPTS: dict[str, Any] = (
 )
 
 
-# What llama.cpp said of the memory of loads, which each server would ask anew in a child: by file and settings.
+# llama.cpp's memory figures of loads, which each server would request again in a child: by file and settings.
 _dry_runs: dict[str, Any] = {}
 
 
 def give_dry_runs(home: Path) -> None:
-    """Spare a new home the dry runs that another one made in this process."""
+    """Give a new home the dry runs that another one made in this process."""
     file = home / "cache" / "dry_runs.json"
     if _dry_runs and not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +131,7 @@ def free_port() -> int:
 def wait_for(condition, seconds: float = 60.0, what: str = "condition") -> float:
     """Wait until `condition()` is true; return the seconds it took.
 
-    Most conditions are requests, which cost the server CPU time too: what takes long is asked less often.
+    Most conditions are requests, which cost the server CPU time too, so slow ones are checked less often.
     """
     started, pause = time.monotonic(), 0.01
     while not condition():
@@ -144,7 +144,7 @@ def wait_for(condition, seconds: float = 60.0, what: str = "condition") -> float
 
 @contextlib.contextmanager
 def unfinished_answer(server: RunningServer, client: Any, model: str, *, tokens: int = 400) -> Iterator[None]:
-    """An answer whose runner is paused in the middle of it until the block ends; then it comes to its end."""
+    """An answer whose runner is paused in the middle until the block ends; then it finishes."""
     body = {"model": model, "prompt": "Once", "max_tokens": tokens, "ignore_eos": True, "stream": True}
     with client.stream("POST", "/v1/completions", json=body) as stream:
         lines = stream.iter_lines()

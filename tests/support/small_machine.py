@@ -15,7 +15,7 @@ TOTAL_KIB, RESERVE_KIB = 8 << 20, 2 << 20
 
 
 def set_free(file: Path, free_bytes: int) -> None:
-    """Let that many bytes be free for models."""
+    """Set the free bytes for models."""
     made = file.with_suffix(".new")
     made.write_text(f"MemTotal: {TOTAL_KIB} kB\nMemAvailable: {RESERVE_KIB + free_bytes // 1024} kB\n")
     made.replace(file)

@@ -1,4 +1,4 @@
-"""Recorded measurements are whole, dated lines, and the page of benchmarks shows the newest of each."""
+"""Recorded measurements are complete, dated lines, and the benchmarks page shows the newest of each."""
 
 import datetime as dt
 import json

@@ -1,4 +1,4 @@
-"""docs/dev/journeys.md names places that exist, counts them, and no journey is longer than its row allows."""
+"""docs/dev/journeys.md names existing places and counts them; no journey is longer than its row allows."""
 
 import re
 from pathlib import Path

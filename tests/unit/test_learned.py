@@ -1,4 +1,4 @@
-"""What is decoded into a class goes through `learned`: no two threads of a process learn a class at once."""
+"""Types are decoded through `learned`, so that no two threads build the same msgspec type concurrently."""
 
 import ast
 
@@ -8,7 +8,7 @@ import pytest
 from devices.msgspec_lock import learned
 from tests.support.sources import PRODUCT, ROOT, parsed
 
-# Commands of the terminal are one thread.
+# Terminal commands have one thread.
 EXCEPT = (ROOT / "app" / "cli", ROOT / "devices" / "msgspec_lock.py")
 BUILTINS = frozenset({"bool", "str", "int", "float", "bytes", "dict", "list", "tuple", "Any"})
 DECODERS = frozenset({"msgspec.json.Decoder", "msgspec.msgpack.Decoder"})
@@ -16,7 +16,7 @@ DECODING = frozenset({"msgspec.json.decode", "msgspec.msgpack.decode"})
 
 
 def decoded_types(tree):
-    """What calls of msgspec decode into."""
+    """The types that calls of msgspec decode into."""
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         name = ast.unparse(call.func)
         given = {keyword.arg: keyword.value for keyword in call.keywords}.get("type")

@@ -10,7 +10,7 @@ from tests.support.sources import PRODUCT, parsed
 FIELDS = 5
 SHARE = 0.6
 
-# Why two records may have the same fields, by package and name: modules move. A pair that is none any more leaves.
+# Why two records may have the same fields, by package and name, because modules move. Unneeded pairs are removed.
 REASONS = {
     "the other has sentences in the place of facts, or figures that the first computes": """
         engine.Model engine.ModelEntry
@@ -83,7 +83,7 @@ REASONS = {
 
 
 def fields(node):
-    """Names of the fields that a class itself declares; a subclass repeats nothing."""
+    """Names of the fields that a class itself declares; a subclass does not repeat inherited ones."""
     return {
         line.target.id
         for line in node.body

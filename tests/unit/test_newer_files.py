@@ -1,4 +1,4 @@
-"""Files of a newer program are refused, or passed over, and never written."""
+"""Files of a newer version are refused or skipped, and never overwritten."""
 
 import apsw
 import pytest
@@ -27,7 +27,7 @@ def test_a_journal_of_edits(tmp_path):
     with pytest.raises(JournalFromNewerVersion, match="form 3"):
         Journal(path)
     assert path.read_bytes() == before
-    made_newer(path, 0)  # as it was written before there were versions
+    made_newer(path, 0)  # as written before versions existed
     journal = Journal(path)
     assert journal.last().label == "first"
     journal.close()

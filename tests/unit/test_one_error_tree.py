@@ -1,4 +1,4 @@
-"""Every error that is raised on purpose belongs to one tree, whose families stand in devices.errors."""
+"""Every deliberately raised error belongs to one tree, whose families are in devices.errors."""
 
 import ast
 
@@ -23,7 +23,7 @@ def test_a_family_is_defined_once():
 
 
 def test_a_class_with_a_code_belongs_to_a_family():
-    """A code reaches programs; `Exception` alone would get neither a status of HTTP nor an exit code."""
+    """Programs read the code; a bare `Exception` would get neither an HTTP status nor an exit code."""
     outside = [
         f"{where}: {node.name}"
         for where, node in classes(r"^ *class \w+\([^)]*\bException\b")

@@ -1,4 +1,4 @@
-"""The order of the whole run."""
+"""The order of the complete run."""
 
 from pathlib import Path
 

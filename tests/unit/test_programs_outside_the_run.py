@@ -1,4 +1,4 @@
-"""Benches, and tests that need more than a plain run has, import what is there: nothing else notices a move."""
+"""Benchmarks and opt-in tests import only existing names; the normal run would not notice a moved module."""
 
 import ast
 from functools import cache
@@ -32,7 +32,7 @@ def names_in(path):
 
 
 def trees(text):
-    """The program, and programs that stand in it as text."""
+    """The program, and programs that it contains as text."""
     tree = ast.parse(text)
     yield tree
     for node in ast.walk(tree):
@@ -44,7 +44,7 @@ def trees(text):
 
 
 def missing(text):
-    """Imports of the product that lead nowhere."""
+    """Imports of product names that do not exist."""
     for tree in trees(text):
         for node in ast.walk(tree):
             if not isinstance(node, ast.ImportFrom) or (node.module or "").partition(".")[0] not in PACKAGES:

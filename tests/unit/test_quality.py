@@ -50,7 +50,7 @@ def test_imports_point_one_way():
 @pytest.mark.process
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="numpy has other stubs for newer Pythons")
 def test_types_hold():
-    """What was found before is kept, by the contents of each file; a new clone begins with that of the last one."""
+    """Earlier results are cached by each file's contents; a new clone starts with those of the last one."""
     folders = Path(kernels.cache_folder()).parent / "types"
     own = folders / hashlib.sha256(str(ROOT).encode()).hexdigest()[:12]
     folders.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def test_types_hold():
         shutil.copytree(others[-1], own)
     own.mkdir(exist_ok=True)
     os.utime(own)
-    with contextlib.suppress(OSError):  # another run tidies up too
+    with contextlib.suppress(OSError):  # another run deletes old ones too
         for old in sorted(folders.iterdir(), key=os.path.getmtime)[:-3]:
             shutil.rmtree(old, ignore_errors=True)
     tool("mypy", "--cache-dir", str(own))
@@ -76,14 +76,14 @@ def test_nothing_is_left_unfinished():
 
 
 def test_exceptions_of_the_linter_stay_few():
-    """Reasons that hold for a kind of file are in pyproject.toml, so that those on lines are read."""
+    """Reasons for a type of file are in pyproject.toml, so that only special ones are on lines."""
     listed = [path for folder in (*PACKAGES, "assets", "tests") for path in (ROOT / folder).rglob("*.py")]
     marked = [line for path in listed for line in path.read_text().split("\n") if "# " + "noqa: " in line]
     assert len(marked) < 150
 
 
 def test_helpers_of_tests_are_imported_by_their_full_path():
-    """Only that works in every program and process: `from tests.support.servers import RunningServer`."""
+    """The only form that works in every program and process: `from tests.support.servers import RunningServer`."""
     names = "|".join(p.stem for p in (ROOT / "tests" / "support").rglob("*.py"))
     bare = re.compile(rf"^\s*(?:from|import) (?:tests\.)?(?:{names})(?: |$)", re.MULTILINE)
     files = (p for p in (ROOT / "tests").rglob("*.py") if "data" not in p.parts)
@@ -105,7 +105,7 @@ def test_files_are_small():
 
 @pytest.mark.slow
 def test_a_small_file_with_one_importer_beside_it_joins_it():
-    """Child programs, commands and modules whose import is deferred keep a file of their own."""
+    """Child programs, commands and modules with deferred imports may have a separate file."""
     texts = {
         p: p.read_text("utf-8")
         for top in ("app", "devices", "engine", "quantize")

@@ -1,4 +1,4 @@
-"""Every promise of SECURITY.md names tests that exist."""
+"""Every guarantee in SECURITY.md names tests that exist."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The field's words: names that stood for things with a standard name do not come back (docs/glossary.md)."""
+"""The field's words: homemade names for things with a standard name do not return (docs/glossary.md)."""
 
 import ast
 import functools
@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.sources import PRODUCT, ROOT, texts
 
-# A part of a name between underscores or capitals, and what it is called instead.
+# A part of a name between underscores or capitals, and the word to use instead.
 BANNED = {
     "acquit": "clear",
     "bury": "on_exit",
@@ -192,7 +192,7 @@ BANNED_IN = {
         "saying": "decoder",
     },
 }
-# Whole names, whose parts are innocent.
+# Whole names whose parts are allowed.
 BANNED_NAMES = {
     "CancelledCheck": "CancelCheck: Cancelled is the exception",
     "GiveUp": "FitOption",
@@ -203,13 +203,13 @@ BANNED_NAMES = {
     "pass_by": "skip",
     "within_reason": "cap_kv_cells",
 }
-# Participles that say nothing of what a variable holds; a noun does: `match`, `rows`, `options`, `started_at`.
+# Participles that do not describe a variable's content; a noun does: `match`, `rows`, `options`, `started_at`.
 PARTICIPLES = (
     *("asked", "begun", "brought", "felt", "found", "given", "gone", "heard", "held", "kept", "known", "learnt"),
     *("made", "named", "said", "spoken", "taken", "thought", "told", "wanted"),
 )
 _ASSIGNED = re.compile(rf"\b(?:{'|'.join(PARTICIPLES)})\b\s*(?:[:=,)]|[-+|&]=|in\b)")
-# Facts of errors, which are named on the wire as in the sentences of engine/message_catalog.
+# Facts of errors, with the same names on the wire as in the sentences of engine/message_catalog.
 ERROR_FACTS = (
     *("DeviceWrong", "GraphDiffers", "IncompleteFile", "ModelNotFound", "NoCollection", "NothingToDownload"),
     *("PoolExceeded", "UpstreamRefusesKey"),
@@ -224,7 +224,7 @@ def parts(name):
 
 
 def clashes(names, banned):
-    """What to say instead of each banned name."""
+    """The replacement of each banned name."""
     for name in names:
         yield from (f"{name}: say {banned[part]}" for part in parts(name) & banned.keys())
         if name in BANNED_NAMES:
@@ -240,7 +240,8 @@ def test_names_are_the_fields_own(package):
         banned = BANNED | {
             w: s for folder, words in BANNED_IN.items() if where.startswith(folder) for w, s in words.items()
         }
-        if any(clashes(set(_WORD.findall(text)), banned)):  # also of comments and texts, where all words may stand
+        # including comments and texts, which may contain any word
+        if any(clashes(set(_WORD.findall(text)), banned)):
             tokens = tokenize.generate_tokens(io.StringIO(text).readline)
             names = {token.string for token in tokens if token.type == tokenize.NAME}
             found += [f"{where}: {clash}" for clash in clashes(names, banned)]

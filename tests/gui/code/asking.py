@@ -1,4 +1,4 @@
-"""Questions and edits on the Code page, and what it shows of them."""
+"""Helpers for questions and edits on the Code page, and for what it shows of them."""
 
 import json
 
@@ -71,7 +71,7 @@ def as_call(number, name, arguments):
 
 
 def work(page, qtbot, server, *turns):
-    """Let the fake model make these calls, one a turn; then it answers in words."""
+    """Let the fake model make these calls, one per turn; then it answers with text."""
     waiting = list(turns)
     real = server._chat
 
@@ -87,7 +87,7 @@ def work(page, qtbot, server, *turns):
 
 
 def asked_again(page, qtbot, server, question, answer):
-    """Ask, and wait until the session with the answer is in the list."""
+    """Send a question, and wait until the session with the answer is in the list."""
     before = [each.num_turns for each in page.history._sessions]
     ask(page, qtbot, server, question, answer)
     qtbot.waitUntil(lambda: [each.num_turns for each in page.history._sessions] != before)

@@ -1,4 +1,4 @@
-"""The agent on the Code page: its questions, its steps, and how it ends."""
+"""The agent on the Code page: its consent requests, its steps, and how it ends."""
 
 import sys
 import threading
@@ -87,7 +87,7 @@ def test_stopping_the_agent_ends_its_command(page, qtbot, server, project):
 
 
 def test_closing_the_window_ends_an_agent_that_waits_for_an_answer(page, qtbot, server, project, services):
-    """The end waits for the workers: it once waited forever, with no one to answer a question."""
+    """The end waits for the workers. Once it waited forever, because no one could answer a consent request."""
     work(page, qtbot, server, EDIT)
     qtbot.waitUntil(page.consent.isVisible)
     answered = []

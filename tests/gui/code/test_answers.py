@@ -110,7 +110,7 @@ def test_stopping_keeps_the_window_usable(page, qtbot, server):
 
 
 def test_a_question_stopped_while_its_context_is_looked_up_is_not_sent(page, qtbot, server):
-    with page.controller._lock:  # the project is busy, as a large one is for seconds
+    with page.controller._lock:  # the project is busy, like a large one for seconds
         page.composer.set_text("talk")
         page.composer.send()
         assert page.controller.busy
@@ -310,7 +310,7 @@ def test_undo_and_apply_during_an_answer_say_why_nothing_happens(page, qtbot, se
             press()
         assert "while an answer runs" in page.banner.accessibleName()
         page.banner.hide()
-    with qtbot.waitSignal(page.controller.pending_changed):  # asked after it
+    with qtbot.waitSignal(page.controller.pending_changed):  # requested after it
         page.controller.refresh_pending()
     assert page.controller.busy
     assert "HELLO" in (project / "greet.py").read_text()

@@ -1,4 +1,4 @@
-"""Fixtures of the walks: one screen for all, one window and server for the walks that leave them whole."""
+"""Fixtures of the walks: one screen for all, one window and server for walks that leave them unchanged."""
 
 import shutil
 
@@ -8,7 +8,7 @@ from tests.gui.walk.screen import PROGRAMS, Screen
 from tests.gui.walk.walker import ROOT, Walk
 from tests.support.fakes.fake_hub import FakeHub
 
-CROWDED_S = 1800  # a walk of half a minute, with three others on two processors that others use too
+CROWDED_S = 1800  # a walk of half a minute, with three others on two busy cores
 
 
 def pytest_collection_modifyitems(items):
@@ -50,7 +50,7 @@ def large_screen():
 
 @pytest.fixture(scope="session")
 def hub():
-    """A hub with one small model that can be had, over HTTP."""
+    """A hub with one small downloadable model, over HTTP."""
     with FakeHub() as running:
         raw = (ROOT / "assets" / "models" / "spark-f16.gguf").read_bytes()
         based = {"license": "apache-2.0", "base_model": "org/Other-GGUF"}

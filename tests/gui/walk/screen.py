@@ -1,11 +1,11 @@
-"""An X server without a monitor, its window manager, and the hand on its mouse and keys."""
+"""An X server without a monitor, its window manager, and control of its mouse and keyboard."""
 
 import os
 import subprocess
 import time
 
 PROGRAMS = ("Xvfb", "openbox", "xdotool")
-WAIT_S = float(os.environ.get("WALK_WAIT_S", "150"))  # for what comes in a moment, on a crowded computer
+WAIT_S = float(os.environ.get("WALK_WAIT_S", "150"))  # for events that take a moment, on a busy computer
 MANAGERS = 3  # about one in a hundred crashed at the start
 
 
@@ -13,7 +13,7 @@ class Screen:
     """An X server without a monitor, with a window manager."""
 
     def __init__(self, size="1280x800"):
-        self.clicks = 0  # presses of a button of the mouse so far
+        self.clicks = 0  # number of mouse button presses so far
         read, write = os.pipe()
         command = [
             "Xvfb",
@@ -27,7 +27,7 @@ class Screen:
             "-dpi",
             "96",
             "-r",
-        ]  # no repeated keys
+        ]  # no key repeat
         self.server = subprocess.Popen(command, pass_fds=(write,), stderr=subprocess.DEVNULL)
         self.manager = None
         try:
@@ -67,7 +67,7 @@ class Screen:
                 process.wait()
 
     def managed(self):
-        """Whether the window manager is there: without one there are no desktops."""
+        """Whether the window manager runs: without one there are no desktops."""
         asked = ["xdotool", "get_num_desktops"]
         done = subprocess.run(asked, env=self.env, capture_output=True, timeout=WAIT_S, check=False)
         return done.returncode == 0

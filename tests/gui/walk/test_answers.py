@@ -1,4 +1,4 @@
-"""Answers of a real model, from the question to the last word, as a person follows them."""
+"""A real model's answers, from the question to the last token, as a user sees them."""
 
 import contextlib
 import os
@@ -13,8 +13,8 @@ import pytest
 from tests.gui.walk.walker import ROOT
 from tests.support.servers import wait_for
 
-pytestmark = pytest.mark.timeout(1500)  # a real model on a crowded computer
-# Its answer must be long: it is stopped on the way, on fast machines too.
+pytestmark = pytest.mark.timeout(1500)  # a real model on a busy computer
+# Its answer must be long, because it is stopped in the middle, on fast machines too.
 QUESTION = "Write a long story, at least two thousand words, about the keeper in the file."
 PATIENCE_S = 600.0  # to load a small model and read a page, with other work on the computer
 SAID = "chat.transcript.item(chat.controller.tree.leaf_id)"
@@ -74,7 +74,7 @@ def test_the_window_says_where_an_answer_is_and_lists_its_chat_at_once(walk, tmp
         if not listed and any(words.startswith("Reading your prompt ") for words in seen):
             listed = walk.until("chat.sidebar.model.rowCount() >= 1")  # its chat, while it is answered
         assert walk.ask("chat.controller.busy"), seen
-        time.sleep(0.02)  # each look costs the window, and so the answer
+        time.sleep(0.02)  # each check costs the window CPU time, and so delays the answer
     assert listed
     assert any(words.startswith("Starting the model ") for words in seen), seen
     read = [words for words in seen if words.startswith("Reading your prompt ") and " of " in words]
@@ -88,8 +88,8 @@ def test_the_window_says_where_an_answer_is_and_lists_its_chat_at_once(walk, tmp
 
 
 def unloaded(walk):
-    """Nothing is in memory, so that the next answer begins with a load."""
-    for model in walk.loaded():  # the server's own word: the window looks from time to time only
+    """Unload all models, so that the next answer starts with a load."""
+    for model in walk.loaded():  # reported by the server: the window checks only from time to time
         walk.manage(f"models/{model}/unload", {})
     wait_for(lambda: walk.loaded() == [], PATIENCE_S, "the end of what was loaded")
     walk.until("not any(c.loaded for c in desktop.services.models.choices)")

@@ -8,13 +8,13 @@ import pytest
 
 from tests.support.servers import RunningServer, free_port, wait_for
 
-pytestmark = pytest.mark.timeout(400)  # servers end and start, on a crowded computer
+pytestmark = pytest.mark.timeout(400)  # servers end and start, on a busy computer
 JOBS = "list(desktop.jobs.by_id.values())"
 LEAF = "chat.transcript.item(chat.controller.tree.leaf_id)"
 
 
 def has_ended(number):
-    """Whether nothing of that process runs; its parent may not have asked for its end yet."""
+    """Whether no process with this id runs; its parent may not have waited for it yet."""
     try:
         return psutil.Process(number).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -22,7 +22,7 @@ def has_ended(number):
 
 
 def ask(walk, text):
-    """A question by hand; its answer."""
+    """Type a question; return its answer."""
     walk.say(text)
     return walk.ask("chat.controller.tree.path()[-1].content")
 
@@ -39,7 +39,7 @@ def test_the_query_reaches_the_hub_and_a_failed_job_does_not_end_all_progress(wa
     walk.until("'Q8_0' in says()")
     assert walk.ask("window.page('library').banner.text") == ""
 
-    file = hub.repos["org/Other-GGUF"].files.pop("other-Q8_0.gguf")  # taken back by its owner just now
+    file = hub.repos["org/Other-GGUF"].files.pop("other-Q8_0.gguf")  # withdrawn by its owner just now
     walk.click("Download")
     walk.until(f"any(j.state == 'failed' for j in {JOBS})")
     hub.repos["org/Other-GGUF"].files["other-Q8_0.gguf"] = file
@@ -128,7 +128,7 @@ def test_a_server_that_a_terminal_started_anew_is_followed_to_its_new_key(open_w
         walk = open_window(home=home, env={"TESSERA_SERVER_PORT": port})
         assert not walk.ask("desktop.link.owned")
         assert ask(walk, "What is Tessera?")
-        walk.process.send_signal(signal.SIGSTOP)  # or it sees that none runs, and looks for another one by itself
+        walk.process.send_signal(signal.SIGSTOP)  # or it notices that none runs, and finds another one by itself
     finally:
         first.stop()
     second = RunningServer(home, "--port", port)

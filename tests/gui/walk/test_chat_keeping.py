@@ -1,4 +1,4 @@
-"""Around the chat: folders and their projects, pins, export and import, presets, sampling, receipts.
+"""Managing chats: folders and their projects, pins, export and import, presets, sampling, receipts.
 
 Then its messages: edited answers, new chats from an old one, deleting one or many, a schema.
 """
@@ -34,7 +34,7 @@ def are_rows(walk, question, wanted):
 
 
 def named(walk, name):
-    """Give the name that a small dialog asks for."""
+    """Enter the name that a small dialog requests."""
     walk.until("app.activeModalWidget() is not None and 'Name:' in says()")
     walk.key("ctrl+a")
     walk.type(name)
@@ -54,7 +54,7 @@ def renamed(walk, name):
 
 
 def menu(walk, row, entry):
-    """An entry of the menu of a row of the list of chats."""
+    """Choose an entry in the menu of a row of the list of chats."""
     walk.click(row, "chat.sidebar.tree", button=3)
     walk.until("app.activePopupWidget() is not None")
     walk.click(entry)
@@ -227,13 +227,13 @@ def test_a_preset_is_removed(walk):
 
 
 def more(walk, entry, place):
-    """An entry of the menu of one message of the chat."""
+    """Choose an entry in the menu of one message of the chat."""
     walk.click("More", f"chat.transcript.item(chat.controller.tree.path()[{place}].id)")
     walk.click(entry)
 
 
 def test_what_is_typed_after_a_click_is_for_the_model(walk):
-    """The button that begins an answer goes away, and so would the keyboard."""
+    """The button that starts an answer disappears, and with it the keyboard focus."""
     walk.new_chat()
     question = FOR_THE_TOY[0].question
     walk.click(question, "chat")

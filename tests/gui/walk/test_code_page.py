@@ -1,4 +1,4 @@
-"""The Code page over several projects, sessions and starts, with a model of another server that writes edits."""
+"""The Code page over several projects, sessions and starts, with another server's model that writes edits."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Programs connected by the Connect page, each by its button: the change shown, written, and taken back.
+"""Programs connected by the Connect page, each by its button: the change shown, written, and undone.
 
 Then the Server page's cards: keys, other servers, layers elsewhere, another Tessera, and what programs paste.
 """
@@ -17,7 +17,7 @@ from tests.support.servers import RunningServer, free_port
 
 CONNECT, SERVER, OTHERS = "window.page('connect')", "window.page('server')", "window.page('others')"
 CLIPBOARD = "app.clipboard().text()"
-# The file each program reads, below the user's folder; None: its settings are for its owner to type.
+# The file that each program reads, below the user's folder; None: users type its settings.
 WRITTEN = {
     "Connect Claude Code": (".claude/settings.json", lambda text: json.loads(text)["env"]["ANTHROPIC_BASE_URL"]),
     "Connect Codex CLI": (

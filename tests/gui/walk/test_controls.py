@@ -1,4 +1,4 @@
-"""Controls of the pages, pressed one by one, each with what must be on the server or the disk afterwards."""
+"""Controls of the pages, pressed one by one, each with the expected state of the server or the disk."""
 
 import shutil
 import urllib.error

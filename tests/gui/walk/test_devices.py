@@ -8,14 +8,14 @@ from devices.backends.libraries import library_folder
 from tests.support.fakes.ssh_hosts import SshHost, Worker
 from tests.support.servers import wait_for
 
-pytestmark = pytest.mark.timeout(400)  # a worker starts, on a crowded computer
+pytestmark = pytest.mark.timeout(400)  # a worker starts, on a busy computer
 DEVICES = "window.page('devices')"
 CLIPBOARD = "app.clipboard().text()"
 
 
 @pytest.fixture(scope="module")
 def walk(open_window, tmp_path_factory):
-    """Kernels as they are installed, and a Vulkan library that is damaged."""
+    """Kernels as installed, and a Vulkan library that is damaged."""
     folder = tmp_path_factory.mktemp("kernels")
     for file in library_folder().iterdir():
         if file.is_file():

@@ -1,4 +1,4 @@
-"""What a newcomer does in the first hour, by real clicks on a real server."""
+"""A newcomer's actions in the first hour, by real clicks on a real server."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ ASKED = "[m.content for m in chat.controller.tree.path() if m.role == 'user']"
 
 @pytest.fixture
 def offered(hub):
-    """Every recommended model can be downloaded: a small one that is not called a toy."""
+    """Every recommended model can be downloaded: a small one that is not named a toy."""
     raw = (ROOT / "assets" / "models" / "spark-f16.gguf").read_bytes()
     for starter in starters():  # which of them are offered depends on this computer
         hub.add(starter.repo, {"quark-F16.gguf": raw.replace(b"Spark (demo)", b"Quark (mini)")})
@@ -26,7 +26,7 @@ def offered(hub):
 
 
 def test_all_pages_recommend_one_model_and_open_no_second_window(walk, offered):
-    """Pages are made when they are first shown; a part that is shown before it has a parent is a window."""
+    """Pages are created when first shown; a widget shown before it has a parent becomes a window."""
     walk.until("spot('Download', chat._welcome)")
     assert walk.ask("windows_opened()") == []
     for page in ("Documents", "Code", "Library", *PAGES, "Settings"):

@@ -1,4 +1,4 @@
-"""A task is chosen by hand before a model is made to fit; the facts about the new file, here and on other pages."""
+"""A task is chosen by click before a model is quantized; facts about the new file here and on other pages."""
 
 import json
 import re
@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.models.small_folder import NARROW, small_file
 
-pytestmark = pytest.mark.timeout(900)  # a model is made and asked, on a crowded computer
+pytestmark = pytest.mark.timeout(900)  # a model is created and tested, on a busy computer
 FIT, LIBRARY = "window.page('fit')", "window.page('library')"
 SIZE = re.compile(r"([\d.,]+) ([KMG]i?B)\b")
 BITS = re.compile(r"([\d.]+) bits")

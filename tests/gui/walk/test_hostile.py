@@ -1,4 +1,4 @@
-"""What goes wrong around the window: a full disk, no network, a killed server, a deleted model, odd names."""
+"""Faults around the window: a full disk, no network, a killed server, a deleted model, odd names."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ import pytest
 from tests.faults.test_disk_full import can_mount
 from tests.gui.walk.walker import ROOT, has_namespaces
 
-pytestmark = pytest.mark.timeout(1500)  # servers end and start, on a crowded computer
+pytestmark = pytest.mark.timeout(1500)  # servers end and start, on a busy computer
 SPARK = ROOT / "assets" / "models" / "spark-f16.gguf"
 LIBRARY = "window.page('library')"
 LAST = "chat.controller.tree.path()[-1]"
@@ -21,7 +21,7 @@ SERVER_BACK = "'It is running again' in window.banner.text and desktop.services.
 
 
 def write(walk, text):
-    """A question by hand, sent."""
+    """Type a question and send it."""
     walk.click("Message", "chat")
     walk.type(text)
     walk.until(f"chat.composer.text == {text!r}")
@@ -29,7 +29,7 @@ def write(walk, text):
 
 
 def fill(ballast):
-    """Leave no room on the disk of this file."""
+    """Fill the disk of this file."""
     with ballast.open("wb", buffering=0) as file:
         for size in (1 << 20, 1 << 12, 1):
             with contextlib.suppress(OSError):
@@ -38,7 +38,7 @@ def fill(ballast):
 
 
 def runners(walk):
-    """The processes that compute answers for the server of this window."""
+    """The runner processes of this window's server."""
     found = []
     for child in psutil.Process(walk.server()["pid"]).children(recursive=True):
         with contextlib.suppress(psutil.Error):  # one that ended meanwhile
@@ -47,7 +47,7 @@ def runners(walk):
 
 
 def kill_server(walk, stopped=()):
-    """End the server as a crash would, and the runners that stand still and cannot notice it."""
+    """End the server like a crash, and its paused runners, which cannot notice it."""
     os.kill(walk.server()["pid"], signal.SIGKILL)
     for runner in stopped:
         with contextlib.suppress(psutil.Error):
@@ -55,7 +55,7 @@ def kill_server(walk, stopped=()):
 
 
 def tried_again(walk, question):
-    """The server is back by itself, and the answer that it owed comes when it is asked for."""
+    """The server restarts automatically, and the interrupted answer is generated when requested."""
     walk.until("not chat.controller.busy")
     walk.until(SERVER_BACK)
     walk.picture("server-back")
@@ -122,7 +122,7 @@ def test_names_and_texts_from_right_to_left_stay_readable(walk, tmp_path):
     trick.write_text("ordinary text")
     hebrew = tmp_path / "שלום עולם.txt"
     hebrew.write_text("שלום")
-    walk.ask(f"chat.composer.attach([{str(trick)!r}, {str(hebrew)!r}])")  # no keyboard has these signs
+    walk.ask(f"chat.composer.attach([{str(trick)!r}, {str(hebrew)!r}])")  # no keyboard has these characters
     walk.until("len(chat.composer.attachments) == 2")
     walk.until("'שלום עולם.txt' in says(chat.composer)")
     assert "\u202e" not in walk.ask("says(chat.composer)"), "no name turns its own end round"
@@ -134,7 +134,7 @@ def test_a_server_that_is_killed_in_an_answer_loses_no_word_of_it(open_window):
     walk.say("What is Tessera?")
     stopped = runners(walk)
     for runner in stopped:
-        runner.suspend()  # the answer comes in steps, so that its middle does not pass unseen
+        runner.suspend()  # the answer comes in steps, so that its middle is not missed
     write(walk, STORY)
     walk.until("chat.controller.busy")
     said = "len(chat.controller.partial.content if chat.controller.partial else '')"

@@ -1,4 +1,4 @@
-"""What the window has done aside: a chat's title, by its model, and never at the price of a load."""
+"""The window's background requests: a chat's title, by its model, and never by loading a model."""
 
 import time
 
@@ -9,7 +9,7 @@ from tests.gui.walk.walker import ROOT
 
 @pytest.fixture(scope="module")
 def walk(open_window, tmp_path_factory):
-    """A library with the small model under another name: the demo gives its chats no titles."""
+    """A library with the small model under another name: the demo model gives its chats no titles."""
     home = tmp_path_factory.mktemp("walk")
     (home / "models").mkdir()
     raw = (ROOT / "assets" / "models" / "spark-f16.gguf").read_bytes()
@@ -21,7 +21,7 @@ def walk(open_window, tmp_path_factory):
 def test_a_model_that_was_ejected_before_its_chat_has_a_title_stays_out_of_memory(walk):
     walk.until("any(c.id == 'wanderer' for c in desktop.services.models.choices)")
     walk.ask("chat.use_model('wanderer')")
-    walk.ask("chat.side.titles._idle.setInterval(20_000)")  # two seconds are over before a busy computer ejects it
+    walk.ask("chat.side.titles._idle.setInterval(20_000)")  # two seconds must pass before a busy computer ejects it
     walk.say("What is Tessera?")
     assert walk.loaded() == ["wanderer"]
     walk.manage("models/wanderer/unload", {})

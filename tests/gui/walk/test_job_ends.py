@@ -1,4 +1,4 @@
-"""How work of the server ends: a folder taken in, one converted, an import given up, a fit that cannot be made."""
+"""The ends of jobs: an imported folder, a converted one, a cancelled import, a quantization that is impossible."""
 
 import contextlib
 import shutil
@@ -10,7 +10,7 @@ from tests.gui.walk.walker import ROOT
 from tests.support.models.hollow_model import HollowModel
 from tests.support.servers import wait_for
 
-pytestmark = pytest.mark.timeout(900)  # a model is measured, on a crowded computer
+pytestmark = pytest.mark.timeout(900)  # a model is measured, on a busy computer
 SPARK = ROOT / "assets" / "models" / "spark-f16.gguf"
 FOLDER = ROOT / "tests" / "data" / "spark-hf"
 LIBRARY, FIT = "window.page('library')", "window.page('fit')"
@@ -18,7 +18,7 @@ LIBRARY, FIT = "window.page('library')", "window.page('fit')"
 
 @pytest.fixture(scope="module")
 def walk(open_window, tmp_path_factory):
-    """A library with a model whose file goes away."""
+    """A library with a model whose file disappears."""
     home = tmp_path_factory.mktemp("walk")
     (home / "models").mkdir()
     shutil.copyfile(SPARK, home / "models" / "wanderer.gguf")
@@ -36,7 +36,7 @@ def names(walk):
 
 
 def files(walk):
-    """Those below the folder of models; None while they are on the move."""
+    """Files below the models folder; None while it is being moved."""
     try:
         return sorted(file for file in (walk.home / "models").rglob("*") if file.is_file())
     except OSError:
@@ -102,7 +102,7 @@ def test_a_folder_of_safetensors_is_copied_whole(walk, tmp_path):
 
 
 def test_a_conversion_is_watched_to_its_end_and_its_model_answers(walk, tmp_path):
-    """Begun by another program; the window shows it as its own."""
+    """Started by another program; the window shows it like its own."""
     folder = shutil.copytree(FOLDER, tmp_path / "pier")
     walk.manage("models/convert", {"source": str(folder)})
     walk.until(f"'Converting pier' in says({LIBRARY})")
@@ -123,7 +123,7 @@ def test_an_import_is_given_up_and_leaves_nothing(walk, tmp_path):
     walk.go("Library")
     large = HollowModel(tmp_path / "large.gguf").write(
         layers=8, embd=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=32000
-    )  # 4 GB, all of them a hole
+    )  # 4 GB, completely sparse
     before, bytes_before = files(walk), large.stat().st_size
     number = len(walk.states("import"))
     walk.click("Add a file or folder…", LIBRARY)
@@ -155,9 +155,9 @@ def test_a_fit_whose_work_is_killed_says_so_and_is_put_away(walk):
         return found
 
     def failed():
-        for worker in workers():  # one that was done anyway is followed by another
+        for worker in workers():  # one that finished nevertheless is followed by another
             with contextlib.suppress(psutil.Error):
-                worker.kill()  # as a system without memory would
+                worker.kill()  # like a system without memory
         return walk.states("quantize")[0] == "failed"
 
     wait_for(workers, 240, "a process that measures")
@@ -168,4 +168,4 @@ def test_a_fit_whose_work_is_killed_says_so_and_is_put_away(walk):
     wait_for(lambda: files(walk) == before, 120, "the end of what was written")
     walk.click("Remove from this list", FIT)
     walk.until(f"'not done' not in says({FIT})")
-    walk.until(f"{FIT}.start.isEnabled()")  # and one can try again
+    walk.until(f"{FIT}.start.isEnabled()")  # and it can be tried again

@@ -1,4 +1,4 @@
-"""Work of the server as one follows it: begun, watched to its end, paused, cancelled, failed, and cut off."""
+"""Jobs of the server as a user follows them: started, completed, paused, cancelled, failed, and interrupted."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import pytest
 from tests.gui.walk.walker import ROOT
 from tests.support.servers import wait_for
 
-pytestmark = pytest.mark.timeout(900)  # a model is measured, on a crowded computer
+pytestmark = pytest.mark.timeout(900)  # a model is measured, on a busy computer
 SPARK = ROOT / "assets" / "models" / "spark-f16.gguf"
 LIBRARY, FIT, MEASURE = "window.page('library')", "window.page('fit')", "window.page('bench')"
 JOBS = "list(desktop.jobs.by_id.values())"
@@ -51,7 +51,7 @@ def test_a_file_is_copied_checked_and_found_changed(walk, tmp_path):
     raw[-1000] ^= 1
     told = copied.stat()
     copied.write_bytes(raw)
-    os.utime(copied, ns=(told.st_atime_ns, told.st_mtime_ns))  # a bad disk tells no time
+    os.utime(copied, ns=(told.st_atime_ns, told.st_mtime_ns))  # a bad disk gives no time estimate
     walk.click(walk.ask(f"'More about ' + {card_of('traveller')}.model.name"), LIBRARY)
     walk.click("Check the file")
     walk.until(f"'is damaged' in {LIBRARY}.banner.text")
@@ -63,7 +63,7 @@ def test_a_file_that_is_no_model_is_not_copied_and_says_why(walk, tmp_path):
     bad = tmp_path / "impostor.gguf"
     bad.write_bytes(b"GGUF" + bytes(4000))
     before = sorted((walk.home / "models").rglob("*"))
-    if walk.ask(f"{LIBRARY}.banner.isVisible()"):  # of the test before
+    if walk.ask(f"{LIBRARY}.banner.isVisible()"):  # of the previous test
         walk.click("Close", f"{LIBRARY}.banner")
     add_copy(walk, bad)
     walk.ends("import", 1, "failed")
@@ -83,7 +83,7 @@ def test_a_download_is_paused_resumed_and_cancelled(walk, hub):
     walk.until("'Other-GGUF' in says()")
     walk.click("What fits?")
     walk.until("'Q8_0' in says()")
-    hub.faults.bytes_per_s = 300_000  # a minute for the whole file: it is paused and cancelled on the way
+    hub.faults.bytes_per_s = 300_000  # a minute for the whole file: it is paused and cancelled meanwhile
     try:
         walk.click("Download")
         walk.ends("pull", 0, "running")

@@ -1,4 +1,4 @@
-"""Leaving with work under way, and a server that cannot be had at once."""
+"""Closing the window during work, and a server that is not available immediately."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import pytest
 from tests.gui.walk.walker import WAIT_S, Walk
 from tests.support.servers import wait_for
 
-pytestmark = pytest.mark.timeout(400)  # servers end and start, on a crowded computer
+pytestmark = pytest.mark.timeout(400)  # servers end and start, on a busy computer
 FIT = "window.page('fit')"
 STATES = "[j.state for j in desktop.jobs.by_id.values() if j.kind.value == 'quantize']"
 

@@ -1,4 +1,4 @@
-"""Long chats: a warning before the context is full, summaries and their originals, an answer that runs on."""
+"""Long chats: a warning before the context is full, summaries and their originals, an endless answer."""
 
 import json
 import sqlite3

@@ -35,7 +35,7 @@ def test_a_file_that_was_cut_short_and_one_that_was_moved_say_so(walk):
     walk.choose_file(moved)
     walk.until(f"'was moved' not in says({LIBRARY})")
     at = f"[c.model.path for c in {LIBRARY}.cards if c.model.id == 'wanderer']"
-    walk.until(f"{at} == [{str(moved)!r}]")  # the same model in another place
+    walk.until(f"{at} == [{str(moved)!r}]")  # the same model at another path
     assert "Linked from ?" not in walk.ask(f"says({LIBRARY})")
     assert moved.exists()
     moved.rename(walk.models / "wanderer.gguf")
@@ -76,7 +76,7 @@ def test_a_forecast_that_failed_is_asked_for_again(walk):
 
 
 def assert_whole_list(walk, *names):
-    """Every entry of the list that is open can be seen whole."""
+    """Every entry of the open list is completely visible."""
     time.sleep(ALONE_S)
     heights = [walk.until(f"spot({name!r})")[3] for name in names]
     assert len(set(heights)) == 1, heights
@@ -136,8 +136,8 @@ def test_a_bubble_keeps_its_shape_when_the_theme_changes(walk):
     walk.new_chat()
     walk.say("A question that is long enough to need more than a single line in a window of this size, " * 2)
     bubble = "chat.transcript.items()[0]._bubble.geometry().getRect()"
-    walk.until("any(hasattr(i, '_bubble') for i in chat.transcript.items()[:1])")  # made when it is first drawn
-    walk.until("'tokens/s' in says(chat)")  # the last that comes, and it may take room
+    walk.until("any(hasattr(i, '_bubble') for i in chat.transcript.items()[:1])")  # created when first drawn
+    walk.until("'tokens/s' in says(chat)")  # the last to appear, and it may take space
     walk.settle()
     before = walk.ask(bubble)
     walk.ask("desktop.services.theme.set('dark', 100)")
@@ -146,7 +146,8 @@ def test_a_bubble_keeps_its_shape_when_the_theme_changes(walk):
     walk.settle()
     walk.until(f"{bubble} == {tuple(before)}")
     view = "chat.transcript.items()[0].text_view"
-    walk.until(f"{view}.visibleRegion().boundingRect().height() == {view}.height()")  # or its last line is cut
+    # otherwise its last line is cut off
+    walk.until(f"{view}.visibleRegion().boundingRect().height() == {view}.height()")
 
 
 def test_a_question_that_is_too_long_alone_offers_to_shorten_it(walk):

@@ -1,4 +1,4 @@
-"""Finding, updating, loading, measuring: filters of the hub, every load setting, the power card, figures saved."""
+"""Finding, updating, loading, measuring: the hub's filters, every load setting, the power card, stored figures."""
 
 import csv
 import json
@@ -11,7 +11,7 @@ from tests.gui.walk.walker import ROOT
 from tests.support.fakes.fake_hub import FakeFile
 from tests.support.servers import wait_for
 
-pytestmark = pytest.mark.timeout(900)  # a model is measured, on a crowded computer
+pytestmark = pytest.mark.timeout(900)  # a model is measured, on a busy computer
 LIBRARY, MEASURE, DEVICES = "window.page('library')", "window.page('bench')", "window.page('devices')"
 CLIPBOARD = "app.clipboard().text()"
 NAME = "spark-Q4_K_M.gguf"
@@ -23,7 +23,7 @@ def walk(open_window):
 
 
 def is_asked(hub, before, sent):
-    """Whether a request with that has come since there were so many."""
+    """Whether a request with that arrived after the first `before`."""
     return any(sent in path for _, path, _ in hub.requests[before:])
 
 
@@ -58,7 +58,7 @@ def test_the_hub_is_asked_with_its_filters_and_a_repository_is_opened_and_left(w
     walk.key("Return")
     walk.until("'These fit this computer.' in says()")
     walk.click("All sizes", LIBRARY)
-    walk.until(f"'has no repository' in {LIBRARY}.hub.banner.text")  # this hub has two, and no starter's
+    walk.until(f"'has no repository' in {LIBRARY}.hub.banner.text")  # this hub has two, and no recommended model
     walk.click("On this computer")
 
 
@@ -201,7 +201,7 @@ def test_what_was_measured_is_saved_and_the_fastest_settings_are_found(walk):
     walk.until(f"{MEASURE}.stop.isVisible()")
     walk.click("Stop", MEASURE)
     walk.until(f"not {MEASURE}.stop.isVisible()", 120)
-    walk.click("Find settings that save energy", MEASURE)  # where there is no meter it says so
+    walk.click("Find settings that save energy", MEASURE)  # without a meter, it says so
     walk.until(f"'for energy' in {MEASURE}.banner.text or 'idle' in {MEASURE}.note.text()", 120)
     if walk.ask(f"{MEASURE}.stop.isVisible()"):
         walk.click("Stop", MEASURE)
@@ -209,7 +209,7 @@ def test_what_was_measured_is_saved_and_the_fastest_settings_are_found(walk):
 
 
 def test_the_power_that_work_may_draw_is_bounded(walk):
-    # Where nothing measures power, the window offers these limits only if another program has set some.
+    # Without a power meter, the window offers these limits only if another program has set some.
     walk.manage("power", {"cap_w": 60, "battery_percent": 50}, "PUT")
     walk.go("Devices")
     walk.until(f"{DEVICES}.power.battery.text() == '50'")

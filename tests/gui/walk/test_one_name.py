@@ -18,7 +18,7 @@ def walk(open_window):
 
 
 def names_in_chat(walk):
-    """What the chat calls the model: above it, in its answers, and in the list of models."""
+    """The model's name in the chat: above it, in its answers, and in the list of models."""
     walk.until("'Spark (demo)' in says(chat.transcript)")
     assert walk.ask("chat.bar.models.currentText()") == "Spark (demo)"
     walk.click("Model", "chat.bar")
@@ -44,7 +44,7 @@ def test_a_model_keeps_its_name_after_a_restart(walk):
 
 
 def test_a_model_whose_drive_comes_back_is_here_again_at_once(walk):
-    """Linked from a place where drives are mounted; without it the drive is away."""
+    """Linked from a path where drives are mounted; without it the drive is disconnected."""
     try:
         drive = Path(tempfile.mkdtemp(prefix="tessera-drive-", dir="/mnt"))
     except OSError:

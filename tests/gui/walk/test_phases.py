@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.timeout(1500)  # a real model on a crowded computer
+pytestmark = pytest.mark.timeout(1500)  # a real model on a busy computer
 PATIENCE_S = 600.0
 PAIR = "chat.transcript.item(chat.controller.tree.leaf_id)"
 CODE = "window.page('code')"

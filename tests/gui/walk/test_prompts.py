@@ -60,7 +60,7 @@ def test_enter_alone_names_a_prompt_by_its_first_words_and_replaces_no_other(wal
         walk.key("Return")
         walk.dialog_closed()
         walk.click("Saved prompts (/)", "chat.composer")
-        # "Explain" and "Save what is written" next to them
+        # next to "Explain" and "Save what is written"
         walk.until(f"spot({name!r}) and app.activeModalWidget().list.count() == {number + 2}")
         walk.key("Escape")
         walk.dialog_closed()
@@ -108,7 +108,7 @@ def test_a_preset_is_a_persona_whose_places_are_asked_for(walk):
 
 
 def commands(walk):
-    walk.until("window.isActiveWindow()")  # again, after the list before closed
+    walk.until("window.isActiveWindow()")  # again, after the previous list closed
     walk.key("ctrl+k")
     walk.until("app.focusWidget() is not None and app.focusWidget().accessibleName().startswith('Type a command')")
 
@@ -130,7 +130,7 @@ def test_a_page_a_theme_and_a_chat_are_found_by_typing(walk):
     walk.until("spot('Appearance: Dark')")
     walk.key("Return")
     walk.until("desktop.services.theme.tokens.dark")
-    file = walk.home / "config" / "settings.toml"  # written after the window knows it
+    file = walk.home / "config" / "settings.toml"  # written after the window has it
     wait_for(lambda: file.exists() and "dark" in file.read_text(), 60, "the theme in the file")
 
     walk.key("ctrl+n")

@@ -19,7 +19,7 @@ def walk(open_window):
 
 
 def kept(walk, name):
-    """The value in the file of settings; None: it is at its default."""
+    """The value in the settings file; None: the default."""
     try:
         found = tomllib.loads((walk.home / "config" / "settings.toml").read_text())
     except OSError:
@@ -32,12 +32,12 @@ def kept(walk, name):
 def is_kept(walk, name, value):
     """Wait until this is in the file."""
     walk.until(f"desktop.services.settings.now[{name!r}] == {value!r}")
-    on_disk = None if BY_NAME[name].default == value else value  # written after the window knows it
+    on_disk = None if BY_NAME[name].default == value else value  # written after the window has it
     wait_for(lambda: kept(walk, name) == on_disk, 60, f"{name} in the file")
 
 
 def chats(walk):
-    """Chats on the disk, those in the trash too."""
+    """Chats on disk, including those in the trash."""
     with sqlite3.connect(walk.home / "state" / "chats.db") as known:
         return known.execute("SELECT count(*) FROM conversations").fetchone()[0]
 
@@ -161,7 +161,7 @@ def test_how_it_serves_and_what_it_reaches(walk):
     is_kept(walk, "network.check_models", value=True)
     walk.click("Offline", SETTINGS)
     is_kept(walk, "network.offline", value=True)
-    # Last: what it finds is shown above the settings, which moves them.
+    # Last, because its result is shown above the settings and moves them.
     walk.click("Check for new versions of Tessera", SETTINGS)
     is_kept(walk, "updates.notice", value=True)
     walk.go("Library")

@@ -53,7 +53,7 @@ def test_nothing_is_cut(large_walk, width, height, percent):
     set_theme(walk, percent)
     walk.ask(f"window.resize({width}, {height})")
     walk.settle()
-    smallest = height == 600  # where one can click on every page, one can in larger windows
+    smallest = height == 600  # if every page can be used at this size, it can in larger windows
     assert cut_on_all_pages(walk, f"{width}x{height}-{percent}", by_clicks=smallest) == {}
 
 
@@ -77,7 +77,7 @@ def test_an_open_panel_takes_the_place_of_the_chat_where_both_do_not_fit(large_w
 
 @pytest.mark.parametrize("percent", [100, 150, 200])
 def test_the_bar_shows_whole_words_or_none_however_low_the_window_is(large_walk, percent):
-    """Words of letters that reach below the line were once cut in low windows."""
+    """Texts with descenders were once cut off in low windows."""
     walk = large_walk
     set_theme(walk, percent)
     walk.go("Chat")

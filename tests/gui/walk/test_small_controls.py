@@ -10,7 +10,7 @@ from tests.support.models.bert_shape import write_bert
 from tests.support.models.small_bert import write_bert_folder
 from tests.support.servers import wait_for
 
-pytestmark = pytest.mark.timeout(400)  # many dialogs, on a crowded computer
+pytestmark = pytest.mark.timeout(400)  # many dialogs, on a busy computer
 CONNECT, FIT, LIBRARY = "window.page('connect')", "window.page('fit')", "window.page('library')"
 DOCUMENTS = "window.page('documents')"
 
@@ -22,7 +22,7 @@ def walk(open_window):
 
 def test_dialogs_are_left_without_any_change(walk, tmp_path):
     walk.click("Tools", "chat.bar")
-    walk.until("'has not been measured' in says(chat)")  # the part above the button appears a little later
+    walk.until("'has not been measured' in says(chat)")  # the part above the button appears slightly later
     walk.click("Add tools…", "chat")
     walk.fill("Name", "never")
     walk.click("Cancel")

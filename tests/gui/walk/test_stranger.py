@@ -1,4 +1,4 @@
-"""A stranger's path in eight clicks: a right answer, a document, a fitted model, a connected editor."""
+"""A new user's path in eight clicks: a correct answer, a document, a fitted model, a connected editor."""
 
 import json
 import re
@@ -9,10 +9,10 @@ from app.suggestions import FOR_A_MODEL
 from tests.gui.walk.walker import PAGES
 from tests.support.models.small_folder import NARROW, small_file
 
-pytestmark = pytest.mark.timeout(2400)  # a real model, and measuring, on a crowded computer
+pytestmark = pytest.mark.timeout(2400)  # a real model, and measuring, on a busy computer
 PATIENCE_S = 300.0
 FIT, CONNECT = "window.page('fit')", "window.page('connect')"
-# What other pages then know of the editor's request.
+# What other pages then show of the editor's request.
 KNOWN = {
     "Server": ("any(row[0] == 'Continue/1.0' for row in window.page('server').programs.texts())",),
     "Log": ("'loaded model' in window.page('log').log.toPlainText()",),
@@ -27,7 +27,7 @@ DOCUMENT = (
 
 
 def ask(walk, question):
-    """Written where the keyboard is, sent by Enter; the answer."""
+    """Type a question where the keyboard focus is, and press Enter; return the answer."""
     before = walk.ask("len(chat.controller.tree)")
     walk.type(question)
     walk.until(f"chat.composer.text == {question!r}")
@@ -38,7 +38,7 @@ def ask(walk, question):
 
 
 def answer_of_the_editor(walk, config):
-    """What the editor gets that reads this configuration."""
+    """The response that the editor gets with this configuration."""
     base = re.search(r"apiBase:\s*[\"']?(http://[^\s\"']+)", config).group(1)
     model = re.search(r"\bmodel:\s*[\"']?([\w./-]+)", config).group(1)
     body = {"model": model, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8}
@@ -52,7 +52,7 @@ def answer_of_the_editor(walk, config):
 
 
 def visit_all_pages(walk):
-    """What each fetches when it is shown; they know of the editor's request, and the new model answers."""
+    """Each loads its data when shown; they show the editor's request, and the new model answers."""
     for page in ("Chat", "Documents", *PAGES):
         walk.go(page)
         for shown in KNOWN.get(page, ()):
@@ -71,7 +71,8 @@ def test_from_the_first_start_to_a_connected_editor_in_eight_clicks(open_window,
     """The installed program with default settings, without a network; every click goes through the X server."""
     walk = open_window(env={"TESSERA_INSTALLED_MODELS": str(installed_model)}, network=False)
     before = walk.screen.clicks
-    walk.until("app.focusWidget() is chat.composer.editor and window.isActiveWindow()")  # one can write at once
+    # the user can type immediately
+    walk.until("app.focusWidget() is chat.composer.editor and window.isActiveWindow()")
     fact = FOR_A_MODEL[1]
     answer = ask(walk, fact.question)
     assert re.search(fact.fact, answer, re.IGNORECASE), answer
@@ -81,8 +82,8 @@ def test_from_the_first_start_to_a_connected_editor_in_eight_clicks(open_window,
 
     notes = tmp_path / "skerry.txt"
     notes.write_text(DOCUMENT)
-    # A model of 135 million parameters reads it rightly nine times in ten, and repeats itself once it was wrong:
-    # a person asks again in another chat.
+    # A model of 135 million parameters answers it correctly nine times in ten, and repeats a wrong answer within a
+    # chat, so a user asks again in a new chat.
     answers, clicks = [], walk.screen.clicks
     while not any("Quill" in answer for answer in answers):
         assert len(answers) < 5, answers

@@ -1,4 +1,4 @@
-"""Tools of a chat and tasks of the Code page, with a model of another server that says what a test needs."""
+"""Tools of a chat and tasks of the Code page, with another server's model that generates what a test needs."""
 
 import json
 import os
@@ -26,7 +26,7 @@ EDIT = """lamp.py
 
 
 class Talker(FakeUpstream):
-    """Calls the first tool it is given with the sum of a question, and answers tasks on code with an edit."""
+    """Calls its first tool with the sum in a question, and answers tasks on code with an edit."""
 
     pause_s = 0.0
 
@@ -50,7 +50,7 @@ class Talker(FakeUpstream):
 
 
 def kept(walk):
-    """Decisions for good, on the disk."""
+    """Permanent decisions, on disk."""
     file = walk.home / "config" / "tool-consents.json"
     return json.loads(file.read_text())["data"] if file.exists() else {}
 
@@ -64,7 +64,7 @@ def talker():
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    """The folder of the desktop's browser: it opens a page once there is a file `go`."""
+    """The folder of the desktop's browser: it opens a page as soon as a file `go` exists."""
     folder = tmp_path_factory.mktemp("browser")
     page = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=60).read()"
     program = folder / "xdg-open"
@@ -84,7 +84,7 @@ def walk(open_window, talker, browser):
 
 
 def asked(walk, text):
-    """Send that, and wait for the question whether a tool may be used."""
+    """Send this text, and wait for the consent request for a tool."""
     walk.click("Message", "chat")
     walk.type(text)
     walk.until(f"chat.composer.text == {text!r}")
@@ -93,17 +93,17 @@ def asked(walk, text):
 
 
 def shown_call(walk, arguments):
-    """Wait until the question is about the call with these arguments, not about the start before it."""
+    """Wait until the consent request is for the call with these arguments, not for the start before it."""
     walk.until(f"{CONSENT}.isVisible() and {arguments!r} in {CONSENT}.detail.toPlainText()")
 
 
 def decided(walk, wanted):
-    """Wait until these decisions for good, and no others, are on the disk."""
+    """Wait until exactly these permanent decisions are on disk."""
     wait_for(lambda: [each["decision"] for each in kept(walk).values()] == wanted, 60, f"{wanted} on the disk")
 
 
 def worked(walk, talker, before):
-    """Wait until the model was asked since `before`, and its answer is there with one edit."""
+    """Wait until the model got a request after `before`, and its answer with one edit is shown."""
     wait_for(lambda: len(talker.seen) > before, 120, "a question to the model")
     walk.until(f"not {CODE}.controller.busy and {CODE}.review.hunks.count() == 1")
 
@@ -342,7 +342,7 @@ def test_tasks_edits_and_a_commit_message_of_the_code_page(walk, project, talker
         walk.click(task, CODE)
         worked(walk, talker, before_task)
         walk.click("Files", f"{CODE}.tabs")
-    walk.click("Copy code", f"{CODE}.transcript._views[-1]")  # of the newest answer: the others are out of sight
+    walk.click("Copy code", f"{CODE}.transcript._views[-1]")  # of the newest answer: the others are not visible
     walk.until("app.clipboard().text().strip()")
     before_task = len(talker.seen)
     walk.click("Fix pasted output", CODE)
@@ -363,7 +363,7 @@ def test_tasks_edits_and_a_commit_message_of_the_code_page(walk, project, talker
 
 
 def test_a_question_is_asked_again_without_a_file(walk, talker):
-    """In the project that is open: what went in is shown below the answer, and each part can be left out."""
+    """In the open project: the context is listed below the answer, and each item can be excluded."""
     walk.go("Code")
     asked = "What does @file:lamp.py say?"
     walk.fill("Question", asked, CODE)

@@ -1,4 +1,4 @@
-"""Dictation and reading aloud by clicks: a real child, a real server, a speech model that is made here."""
+"""Dictation and reading aloud by clicks: a real child, a real server, a speech model created by the test."""
 
 import os
 
@@ -19,7 +19,7 @@ def speech(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory):
-    """What the desktop's speech service was given to read."""
+    """The texts that the desktop's speech service got to read."""
     return tmp_path_factory.mktemp("read") / "read"
 
 

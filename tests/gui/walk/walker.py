@@ -1,4 +1,4 @@
-"""A person at the screen: a real X server, mouse and keys through its test extension, a real window and server."""
+"""A simulated user: a real X server, mouse and keys through its test extension, a real window and server."""
 
 import json
 import os
@@ -18,9 +18,10 @@ from tests.support.servers import free_port, give_dry_runs, take_dry_runs
 ROOT = Path(__file__).resolve().parents[3]
 LATE_S = 10.0  # an event that has not arrived by then is requested again
 CUT_S = 15.0
-LONGEST_S = 0.12  # between two looks at what takes long; each costs the window some CPU time
-# Later, a click is no half of a double click: a list takes none that could be that of the one that opened it.
-ALONE_S = 0.15  # three times what the window takes for one, see `windowed`
+LONGEST_S = 0.12  # between two checks of long work; each costs the window some CPU time
+# After this time a click is not part of a double click: a list ignores clicks that may be part of the one that
+# opened it.
+ALONE_S = 0.15  # three times the window's interval, see `windowed`
 OWN_NETWORK = ["unshare", "--map-root-user", "--net"]
 # Pages inside a destination.
 PAGES = {
@@ -43,7 +44,7 @@ class Walk:
     def __init__(self, screen, home, env=None, files=(), *, network=True, disk_mib=0):
         """Without a network, every Python process records in `attempts` whom it tried to reach.
 
-        `disk_mib`: the folder of the chats is on a disk of its own of that size, which `disk` shows.
+        `disk_mib`: the chats' folder is on a separate disk of that size, which `disk` returns.
         """
         self.screen, self.home = screen, Path(home)
         self.home.mkdir(parents=True, exist_ok=True)
@@ -71,7 +72,7 @@ class Walk:
         self.start()
 
     def start(self):
-        """Open the window; the folders are those of before."""
+        """Open the window, with the same folders as before."""
         self.sockets = tempfile.mkdtemp(prefix="walk-")
         path = str(Path(self.sockets) / "eye")
         self.log = (self.home / "window.log").open("ab")
@@ -103,16 +104,16 @@ class Walk:
         return Path(f"/proc/{self.process.pid}/root{self.home}/state")
 
     def told(self):
-        """What the window wrote."""
+        """The window's output."""
         return (self.home / "window.log").read_text(errors="replace")[-3000:]
 
     def attempts(self):
-        """What the processes of a window without a network tried to reach."""
+        """The addresses that the processes of a window without a network tried to reach."""
         record = self.home / "connections"
         return record.read_text().splitlines() if record.exists() else []
 
     def run(self, code):
-        """What that Python program prints, run where the window's network is."""
+        """The output of that Python program, run in the window's network."""
         inside = ["nsenter", "--user", "--net", "--preserve-credentials", "--target", str(self.process.pid)]
         command = [*(inside if self.launcher else ()), sys.executable, "-c", code]
         done = subprocess.run(
@@ -121,13 +122,13 @@ class Walk:
         return done.stdout
 
     def ask(self, code):
-        """Look inside: `window`, `chat`, `desktop`, `says()`, `cut()`, `spot(text)`, `takes_keys()`."""
+        """Query the window: `window`, `chat`, `desktop`, `says()`, `cut()`, `spot(text)`, `takes_keys()`."""
         good, answer = self._look(code)
         assert good, answer
         return answer
 
     def _look(self, code):
-        """Whether this can be read now, and its value, or why not."""
+        """Whether this can be read now, and its value, or the reason why not."""
         self.lines.write(json.dumps(code) + "\n")
         self.lines.flush()
         line = self.lines.readline()
@@ -135,7 +136,7 @@ class Walk:
         return json.loads(line)
 
     def until(self, code, seconds=WAIT_S):
-        """Whether this can be read now, and its value, or why not."""
+        """Whether this can be read now, and its value, or the reason why not."""
         if answer := self.comes(code, seconds):
             return answer
         self.picture("late")
@@ -143,7 +144,7 @@ class Walk:
         raise AssertionError(f"not within {seconds} s: {code}\n{told}\n{self._look(code)[1]}")
 
     def comes(self, code, seconds):
-        """What that is once it is true, or its last value after so many seconds; None: it could not be asked."""
+        """The value of `code` once it is true, or its last value after this time; None if it could not be read."""
         started, pause = time.monotonic(), 0.03
         while True:
             good, answer = self._look(code)
@@ -153,7 +154,7 @@ class Walk:
             pause = min(LONGEST_S, 1.1 * pause)
 
     def mark(self, widget):
-        """Put a sign on a widget; `until(fresh(widget))` then waits for the one that is made in its place."""
+        """Mark a widget; `until(fresh(widget))` then waits for its replacement."""
         self.ask(f"{widget}.setProperty('walked', True) and None")
 
     def settle(self):
@@ -175,7 +176,7 @@ class Walk:
         return []
 
     def find(self, text, within="None", nth=0, seconds=WAIT_S, *, disabled=False):
-        """Middle of the thing of that name, once it can be seen and has stopped moving."""
+        """The middle of the widget with that name, once it is visible and has stopped moving."""
         before, pause = None, 0.03
         started = time.monotonic()
         while True:
@@ -191,7 +192,7 @@ class Walk:
             pause = min(LONGEST_S, 1.1 * pause)
 
     def click(self, text, within="None", nth=0, button=1):
-        """A click in its middle, where it still is with the mouse over it."""
+        """Click the middle of a widget, which must not have moved under the mouse."""
         for _ in range(5):
             x, y = self.find(text, within, nth)
             self.screen.hand("mousemove", x, y)
@@ -204,33 +205,33 @@ class Walk:
         self.screen.hand("mousemove", x, y, "click", button)
 
     def click_at(self, x, y, button=1):
-        """A click there."""
+        """Click at a position."""
         self.screen.hand("mousemove", x, y, "click", button)
 
     def hover(self, text, within="None", nth=0):
-        """The mouse over it."""
+        """Move the mouse to a position."""
         x, y = self.find(text, within, nth)
         self.screen.hand("mousemove", x, y)
 
     def type(self, text):
-        """Keys, one by one."""
+        """Type a text, key by key."""
         self.has_keys()
         self.screen.hand("type", "--delay", 2, text)
 
     def key(self, *names):
-        """Named keys, such as ctrl+Return."""
+        """Press named keys, such as ctrl+Return."""
         self.has_keys()
         self.screen.hand("key", "--delay", 5, *names)
 
     def has_keys(self):
         """Wait until the frontmost window has the keyboard focus."""
-        if not self.comes("takes_keys()", LATE_S):  # a window that opens late is taken for one that steals it
+        if not self.comes("takes_keys()", LATE_S):  # a window that opens late would take the keyboard from another
             front = self.ask("int((app.activeModalWidget() or window).window().winId())")
             self.screen.hand("windowactivate", front)
             self.until("takes_keys()")
 
     def tick(self, name, within="None"):
-        """A click on the mark of a check box, which may be wider than its words."""
+        """Click the mark of a check box, which may be wider than its text."""
         self.find(name, within)
         x, y, _, height = self.ask(f"spot({name!r}, {within})")
         self.click_at(x + height // 2, y + height // 2)
@@ -256,7 +257,7 @@ class Walk:
         self.until("app.activePopupWidget() is not None")
 
     def choose(self, name, entry, within="None"):
-        """That entry of a drop-down."""
+        """Choose that entry of a drop-down."""
         self.open_list(name, within)
         for _ in range(3):
             time.sleep(ALONE_S)
@@ -266,34 +267,34 @@ class Walk:
         self.until("app.activePopupWidget() is None")
 
     def say(self, text):
-        """Ask that in the chat, and wait for the end of its answer, however fast or slow this computer is."""
+        """Send a question in the chat, and wait for the end of its answer, however fast this computer is."""
         before = self.ask("len(chat.controller.tree)")
         self.click("Message", "chat")
         self.type(text)
-        self.until(f"chat.composer.text == {text!r}")  # keys arrive when they do
+        self.until(f"chat.composer.text == {text!r}")  # keys arrive with a delay
         self.key("Return")
         self.until(f"len(chat.controller.tree) >= {before} + 2 and not chat.controller.busy")
 
     def open_advanced(self):
-        """The options of the chat that are folded away."""
+        """Open the collapsed options of the chat."""
         if not self.ask("chat.options.advanced.is_open"):
             self.click("Advanced", "chat.options")
         self.until("chat.options.limit.isVisible()")
 
     def attach(self, path):
-        """A file for the next question of the chat, by the dialog of files."""
+        """Attach a file to the chat's next question, with the file dialog."""
         self.click("Attach files", "chat")
         self.choose_file(path)
         self.until(f"{Path(path).name!r} in says(chat.composer)")
 
     def choose_file(self, path):
-        """That file or folder, in the dialog that was just asked for."""
+        """Choose that file or folder in the dialog that has just opened."""
         self.name_file(path)
         self.key("Return")
         self.dialog_closed()
 
     def name_file(self, path):
-        """Write its path into the dialog of files."""
+        """Type its path into the file dialog."""
         field = "type(app.focusWidget()).__name__ == 'QLineEdit' and app.focusWidget().window() is not window"
         self.until("spot('File name:') or spot('Directory:')")
         for _ in range(3):
@@ -308,17 +309,17 @@ class Walk:
         raise AssertionError(f"{path} cannot be written; the window says: {self.ask('says()')}")
 
     def dialog_closed(self):
-        """Wait until the window has the keyboard back from its dialog."""
+        """Wait until the window gets the keyboard back from its dialog."""
         self.until("app.activeModalWidget() is None and window.isActiveWindow()")
 
     def new_chat(self):
-        """An empty chat, by its shortcut."""
+        """Open an empty chat with its shortcut."""
         self.go("Chat")
         self.key("ctrl+n")
         self.until("len(chat.controller.tree) == 0 and window.isActiveWindow()")
 
     def phases(self, code, last, seconds=WAIT_S):
-        """What `code` says from now until it begins with `last`: each new text once."""
+        """The values of `code` from now until one starts with `last`: each new text once."""
         seen, first = [], 0.0
         started = time.monotonic()
         while not seen or not seen[-1].startswith(last):
@@ -334,7 +335,7 @@ class Walk:
         return seen
 
     def eject(self):
-        """Take every model out of memory, by the list of models of the chat."""
+        """Unload every model with the chat's list of models."""
         if not self.loaded():
             return
         self.go("Chat")
@@ -343,7 +344,7 @@ class Walk:
         titles, started = "[c.title for c in desktop.services.models.choices if c.loaded]", time.monotonic()
         while self.loaded():
             assert time.monotonic() - started < 2 * WAIT_S, "it stays in memory"
-            if names := self.comes(titles, 2 * LATE_S):  # the window looks from time to time
+            if names := self.comes(titles, 2 * LATE_S):  # the window checks from time to time
                 self.click(f"Eject {names[0]}")
                 self.comes(f"{names[0]!r} not in {titles}", 2 * LATE_S)
         self.key("Escape")
@@ -366,7 +367,9 @@ class Walk:
         return [model["id"] for model in self.manage("loaded")["models"]]
 
     def manage(self, path, body=None, method=None):
-        """What the server answers to a request of a program of its owner's, below /tessera/v1; None: nothing."""
+        """The server's response to a request by a program of the same user, below /tessera/v1; None: no
+        response.
+        """
         known = self.server()
         raw = None if body is None else json.dumps(body).encode()
         headers = {"x-api-key": known["token"], "content-type": "application/json"}
@@ -376,7 +379,7 @@ class Walk:
             return json.loads(told) if told else None
 
     def go(self, page):
-        """To a page: its destination in the bar on the left, then its name in the row above the page."""
+        """Go to a page: its destination in the bar on the left, then its name in the row above the page."""
         place, section = PAGES.get(page, (page, None))
         self.click(place, "window._rail")
         if page == "Documents":  # next to the list of chats
@@ -401,13 +404,13 @@ class Walk:
             return None
 
     def kill(self, number=signal.SIGKILL):
-        """End the window from outside."""
+        """End the window's process."""
         self.process.send_signal(number)
         self.process.wait(WAIT_S)
         self.forget()
 
     def close(self):
-        """Close the window as its owner would, and see that it ended well."""
+        """Close the window like a user, and check that it ended well."""
         take_dry_runs(self.home)
         if self.process.poll() is None:
             self.process.terminate()

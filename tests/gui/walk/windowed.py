@@ -1,7 +1,7 @@
 """The program's own window, with an inspector inside: reports positions and texts of widgets.
 
-Run as `python -m tests.gui.walk.windowed SOCKET`. The walk moves the mouse and types through the X server; what is
-asked here changes nothing.
+Run as `python -m tests.gui.walk.windowed SOCKET`. The walk moves the mouse and types through the X server; queries
+here change nothing.
 """
 
 import json
@@ -32,12 +32,12 @@ from PySide6.QtWidgets import (
 from app.gui import application
 from app.gui.widgets.basics import Banner
 
-TOAST_MS = 600_000  # on a crowded machine a walk looks late
+TOAST_MS = 600_000  # a walk checks late on a busy machine
 DOUBLE_CLICK_MS = 50  # the test clicks fast, and does not wait until a second click counts as separate
 
 
 class Eye(QObject):
-    """Answers on the main thread."""
+    """Responds on the main thread."""
 
     asked = Signal(str, object)
 
@@ -96,7 +96,7 @@ def screen_rect(widget, rect=None):
 
 
 def words_of(widget):
-    """What a widget says, to the eye and to a screen reader."""
+    """A widget's text, for the eye and for a screen reader."""
     found = {widget.accessibleName(), widget.toolTip()}
     if hasattr(widget, "text") and callable(widget.text):
         found.add(widget.text())
@@ -108,7 +108,7 @@ def words_of(widget):
 
 
 def fresh(widget):
-    """Whether it was made after `Walk.mark` put its sign there."""
+    """Whether it was created after `Walk.mark` marked the old one."""
     return not widget.property("walked")
 
 
@@ -118,7 +118,7 @@ def roots():
 
 
 def fingerprint():
-    """Changes with every place and text that is shown."""
+    """A value that changes with every position and text that is shown."""
     found = []
     for root in roots():
         found += [
@@ -128,7 +128,7 @@ def fingerprint():
 
 
 class Opened(QObject):
-    """Notes the class of all that opens as a window of its own, but for menus, lists and tips."""
+    """Records the class of everything that opens as a separate window, except menus, lists and tooltips."""
 
     def __init__(self):
         super().__init__()
@@ -142,7 +142,7 @@ class Opened(QObject):
 
 
 def windows_opened():
-    """What opened since this was last asked; the first question begins to look."""
+    """The windows opened since the last query; the first query starts recording."""
     if opened.parent() is None:
         opened.setParent(QApplication.instance())
         QApplication.instance().installEventFilter(opened)
@@ -151,7 +151,7 @@ def windows_opened():
 
 
 def ink(widget):
-    """How many colours the screen shows of it: one that is blank has one."""
+    """The number of its colours on the screen: a blank widget has one."""
     seen = widget.visibleRegion().boundingRect()
     at = widget.mapToGlobal(seen.topLeft())
     shot = widget.screen().grabWindow(0, at.x(), at.y(), seen.width(), seen.height()).toImage()
@@ -176,7 +176,7 @@ def written():
 
 
 def spot(text, within=None, kind=QWidget, nth=0, *, disabled=False):
-    """Where the enabled widget of that text, name or tip is; entries of menus, lists and tab bars too."""
+    """The position of the enabled widget with that text, name or tooltip; also of menu, list and tab entries."""
     found, said = [], []
     for root in [within] if within is not None else roots():
         if isinstance(root, QMenu):
@@ -196,14 +196,14 @@ def spot(text, within=None, kind=QWidget, nth=0, *, disabled=False):
                 found += [screen_rect(widget.viewport(), rect) for rect in item_rects(widget, text)]
             elif isinstance(widget, kind) and text in words_of(widget):
                 into_sight(widget)
-                # The label of a control often has the same text: the control is meant.
+                # The label of a control often has the same text: the control is intended.
                 (said if isinstance(widget, QLabel) else found).append(screen_rect(widget))
     found = [rect for rect in [*found, *said] if rect]
     return found[nth] if len(found) > nth else None
 
 
 def toast_over(x, y, text):
-    """The close button of the toast that covers this point of the screen and does not have this text."""
+    """The close button of the toast that covers this point of the screen and has another text."""
     for root in roots():
         for toast in root.findChildren(Banner):
             rect = screen_rect(toast) if toast.isVisible() and toast.property("kind").startswith("toast") else []
@@ -233,7 +233,7 @@ def item_rects(view, text):
 
 
 def into_sight(widget):
-    """Scroll to it, as a person would."""
+    """Scroll to it, like a user."""
     parent = widget.parentWidget()
     while parent is not None:
         if isinstance(parent, QScrollArea):
@@ -242,7 +242,7 @@ def into_sight(widget):
 
 
 def says(widget=None):
-    """Everything that visible labels and buttons say, in one line."""
+    """The text of all visible labels and buttons, in one line."""
     out = []
     for root in [widget] if widget is not None else roots():
         for made in root.findChildren(QWidget):
@@ -254,13 +254,13 @@ def says(widget=None):
 
 
 def reads(widget):
-    """Everything that visible texts below it hold: of answers, files and changes."""
+    """All visible text below it: of answers, files and changes."""
     texts = [made for made in widget.findChildren(QWidget) if made.isVisible() and hasattr(made, "toPlainText")]
     return " | ".join(made.toPlainText() for made in texts)
 
 
 def cut(root=None):
-    """Labels and buttons that get less room than their text needs: (class, text, needed, got)."""
+    """Labels and buttons with less space than their text needs: (class, text, needed, actual)."""
     QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)  # the newest message
     found = []
     for top in [root] if root is not None else roots():
@@ -316,7 +316,7 @@ def picture(path):
 
 
 class SeenDesktop(application.Desktop):
-    """The desktop of the run, for the eye."""
+    """The desktop of the run, for viewing."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)

@@ -109,6 +109,6 @@ def test_a_model_trained_for_4_bits_loses_nothing_in_any_tier(tmp_path):
     again = run(source, tmp_path, out=tmp_path / "again.gguf", plan=plan, **facts)
     assert again.plan.exact == names
     assert (tmp_path / "again.gguf").read_bytes() == (tmp_path / "out.gguf").read_bytes()
-    # llama-quantize's own bytes remain available.
+    # Exactly llama-quantize's bytes can still be requested.
     stock = run(source, tmp_path, goal=size, tier="instant", rounding="stock", out=tmp_path / "stock.gguf")
     assert not stock.plan.exact

@@ -10,7 +10,7 @@ TOOL = {"name": "add", "description": "Add two numbers.", "inputSchema": {"type"
 
 
 class SignInServer:
-    """Serves one tool to those who signed in. `asked` has every request; `tokens` are those accepted now."""
+    """Serves one tool to those who signed in. `asked` has every request; `tokens` are the accepted ones."""
 
     def __init__(self):
         self.asked, self.tokens, self.codes = [], set(), {}

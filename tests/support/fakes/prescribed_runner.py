@@ -1,6 +1,6 @@
 """The real llama runner with prescribed tokens: every prompt goes through the model and its cache.
 
-`python prescribed_runner.py FOLDER PARENT_PID`: each generation says the next line of the newest
+`python prescribed_runner.py FOLDER PARENT_PID`: each generation outputs the next line of the newest
 FOLDER/script*.jsonl, as in fake_runner.py, and then ends. Without a line it ends at once.
 """
 

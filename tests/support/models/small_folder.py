@@ -108,7 +108,7 @@ def with_experts(folder: Path) -> Path:
 
 
 def short_text(path: Path, characters: int = 10_000) -> Path:
-    """The beginning of the calibration text: about 5,000 tokens."""
+    """The start of the calibration text: about 5,000 tokens."""
     path.write_text(CALIBRATION.read_text(encoding="utf-8")[:characters], encoding="utf-8")
     return path
 

@@ -142,7 +142,7 @@ class Mixture(Product):
         if copy:
             lib.ggml_backend_alloc_ctx_tensors_from_buft(apart, rewriting_buffers(lib))
         self._right = ctypes.c_void_p(new(context, ctypes.c_int(0), length, ctypes.c_int64(each), count))
-        # llama.cpp's choice is the beginning of each row of sorted experts.
+        # llama.cpp's choice is the prefix of each row of sorted experts.
         whole = ctypes.c_void_p(lib.ggml_new_tensor_2d(context, ctypes.c_int(26), ctypes.c_int64(EXPERTS), count))
         ids = ctypes.c_void_p(
             lib.ggml_view_2d(

@@ -1,4 +1,4 @@
-"""A speech model that is made in a second: its words mean nothing, but every part of the real one runs."""
+"""A speech model that is created in a second: its words mean nothing, but every part of the real one runs."""
 
 import numpy as np
 import onnx

@@ -1,4 +1,4 @@
-"""Facts of stored messages: what any version wrote is read, and damage costs one fact, not the chat."""
+"""Facts of stored messages: those of every earlier version are read, and damage costs one fact, not the chat."""
 
 import json
 
@@ -6,7 +6,7 @@ from app.answer_facts import NO_FACTS, AnswerFacts, ToolCall, decoded, encoded, 
 from engine.api.chat import Runaway, Timings, Usage
 from engine.message_catalog.reasons import because
 
-# As versions before this struct wrote them.
+# As written by versions before this struct.
 OLD = {
     "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "prompt_tokens_details": {}},
     "timings": {"ttft_s": 0.25, "tok_s": 12},
@@ -40,7 +40,7 @@ def test_facts_of_older_versions_are_read():
     assert facts.tool_calls == (ToolCall("add", "{}", "c1"),)
     assert not facts.ok
     unread = {name for name in OLD if getattr(facts, name, None) == getattr(NO_FACTS, name, None)}
-    assert unread == {"error_facts"}  # nothing ever showed them
+    assert unread == {"error_facts"}  # never displayed
     assert decoded(encoded(facts)) == facts
 
 

@@ -1,4 +1,4 @@
-"""What is said while a model loads: a device's compiler is told apart, for it is slow only once."""
+"""Texts while a model loads: a device's compiler is named, because it is slow only once."""
 
 import os
 from types import SimpleNamespace
@@ -44,7 +44,7 @@ def test_a_long_wait_on_a_busy_computer_says_so(monkeypatch):
 
 
 def test_a_server_on_a_busy_computer_says_so_while_it_reads(monkeypatch):
-    """The server's processor counts, which may be another computer's than the client's."""
+    """The server's CPU counts, which may be in a different computer from the client's."""
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     writer = ChunkWriter("chat.completion.chunk", "chatcmpl-1", "m")
 
@@ -73,7 +73,7 @@ def test_the_rest_of_a_long_prompt_is_estimated():
 @pytest.mark.parametrize("slope", [0.0, 1e-7, 1e-5])
 @pytest.mark.parametrize("cached", [0, 20_000])
 def test_the_estimate_knows_that_deep_tokens_take_longer(slope, cached):
-    """With exact times of 1 ms a token and `slope` more for each token before it, the estimate is exact."""
+    """The estimate is exact if each token takes exactly 1 ms, and `slope` more for each token before it."""
     total = 60_000
 
     def seconds(tokens):

@@ -1,4 +1,4 @@
-"""Streamed text broken between words, as a terminal of that width would show it."""
+"""Streamed text wrapped between words, as a terminal of that width shows it."""
 
 import unicodedata
 
@@ -9,7 +9,7 @@ from app.cli.line_editor import command_of, unknown_command, whole_text
 
 
 def screen(written: str, columns: int) -> list[str]:
-    """The lines of a terminal after that was written; no line may be longer than it is wide."""
+    """The lines of a terminal after that output; no line may exceed its width."""
     lines, column, at = [""], 0, 0
     while at < len(written):
         if written.startswith("\x1b[", at):

@@ -22,7 +22,7 @@ from engine.services import EngineFacade
 
 @pytest.fixture
 def prefixes():
-    """Three files of 1 MiB, the oldest first, and one of another kind."""
+    """Three files of 1 MiB, the oldest first, and one of another type."""
     folder = user_paths().cache / "prefixes" / "fingerprint"
     folder.mkdir(parents=True)
     for number in range(3):
@@ -49,7 +49,7 @@ def test_what_is_cached_is_shown_and_emptied(prefixes):
 
 
 def test_a_limit_deletes_the_oldest_and_holds_for_the_next_loads(prefixes, monkeypatch):
-    monkeypatch.setenv("TESSERA_CACHE_PREFIX_MIB", "")  # what the program sets is taken back with it
+    monkeypatch.setenv("TESSERA_CACHE_PREFIX_MIB", "")  # also reverts what the program sets
     monkeypatch.delenv("TESSERA_CACHE_PREFIX_MIB")
     assert "2.0 MiB freed" in run("cache", "limit", "1")
     assert [path.name for path in prefixes.iterdir()] == ["2.kv"]

@@ -46,7 +46,7 @@ def chunk(text):
 
 @pytest.mark.parametrize("sent", [b"", HEAD, HEAD + chunk('data: {"n": 1}\n\n')])
 def test_closing_ends_a_stream_that_waits_at_once_on_both_sides(sent):
-    """However far the server got: a window that closes, or a Stop while a long prompt is read, must not wait."""
+    """At any point of a request: a window that closes, or a Stop while a long prompt is read, must not wait."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = Client(f"http://127.0.0.1:{listener.getsockname()[1]}")
         ended = []
@@ -76,7 +76,7 @@ def test_closing_ends_a_stream_that_waits_at_once_on_both_sides(sent):
 
 @pytest.mark.parametrize("ends", [b"", chunk("data: {")])
 def test_a_stream_that_breaks_off_is_no_end(ends):
-    """A server that dies in the middle of an answer must not make it look whole."""
+    """If the server dies in the middle of an answer, the answer must not look complete."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
 
@@ -98,7 +98,7 @@ def test_a_stream_that_breaks_off_is_no_end(ends):
 
 
 def test_a_connection_the_server_gave_up_is_made_anew():
-    """One that lay idle for longer than the server keeps it."""
+    """A connection that was idle for longer than the server keeps it open."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         gone = threading.Event()
 
@@ -120,7 +120,7 @@ def test_a_connection_the_server_gave_up_is_made_anew():
 
 
 class Told(BaseHTTPRequestHandler):
-    """Answers with the request's own line; `/jobs` is a stream of jobs, `/answer` one of an answer that broke."""
+    """Echoes the request line; `/jobs` streams jobs, `/answer` an answer that breaks off."""
 
     protocol_version = "HTTP/1.1"
 
@@ -181,7 +181,7 @@ def test_the_file_of_a_server_whose_token_is_no_longer_good_is_not_believed(told
 
 
 def test_an_answer_of_another_shape_is_named(told):
-    """A server of another version must not look like a bug of the window."""
+    """A server of a different version must not look like a bug of the window."""
     with Client(told) as client:
         with pytest.raises(UnexpectedAnswer, match=r"/a is not understood .*required field `jobs`"):
             client.get("/a", Jobs)
@@ -225,7 +225,7 @@ def test_the_pieces_of_an_answer_become_the_whole():
 
 
 class Impostor(BaseHTTPRequestHandler):
-    """Answers everything kindly, or nothing; what it got is in `server.seen`."""
+    """Answers every request successfully, or not at all; `server.seen` has the requests."""
 
     protocol_version = "HTTP/1.1"
     status = 200
@@ -249,7 +249,7 @@ class Impostor(BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize("status", [200, 401, 404])
 def test_whoever_listens_where_a_server_was_gets_neither_token_nor_question(tessera_home, monkeypatch, status):
-    """With the server's process gone it is not even asked; where its number was given again, nor told."""
+    """If the server's process is gone, it gets no request; if its process id was reused, it gets no token."""
     monkeypatch.setattr(Impostor, "status", status)
     file = user_paths().server_file
     file.parent.mkdir(parents=True)
@@ -318,7 +318,7 @@ def test_a_load_is_waited_for_as_long_as_it_makes_progress(monkeypatch, moves):
             pass
 
     monkeypatch.setattr(chat_client, "LOOK_S", 0.2)
-    monkeypatch.setattr(chat_client, "READ_S", 0.5)  # six looks take 1.2 s
+    monkeypatch.setattr(chat_client, "READ_S", 0.5)  # six checks take 1.2 s
     server = ThreadingHTTPServer(("127.0.0.1", 0), Loading)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

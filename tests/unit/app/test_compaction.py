@@ -1,4 +1,4 @@
-"""What is folded, what is sent, and what comes back: the rules of compaction without a model."""
+"""The rules of compaction without a model: which messages are summarized, sent and restored."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ def chat_of(db, turns, size=200):
 
 
 class Words:
-    """A stream that says one thing."""
+    """A stream with one text."""
 
     def __init__(self, text):
         self._text = text

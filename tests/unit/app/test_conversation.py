@@ -13,7 +13,7 @@ from app.client import ChatDelta
 
 
 class Server:
-    """Answers every question alike, in one piece."""
+    """Gives the same answer to every question, in one chunk."""
 
     def __init__(self):
         self.asked = []

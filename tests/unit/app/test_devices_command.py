@@ -1,4 +1,4 @@
-"""`tessera devices` as a person and as a program see it."""
+"""`tessera devices` as shown to people and to programs."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Exports of other programs, after their documented forms, come in with their branches; garbage is refused."""
+"""Exports of other programs, in their documented formats, are imported with their branches; garbage is refused."""
 
 import contextlib
 import json
@@ -98,7 +98,7 @@ JAN_LINES = [
 
 
 def files(tmp_path):
-    """Name: the file as the program leaves it."""
+    """Name: the file as the program writes it."""
     found = {}
     for name, document in (("claude", CLAUDE), ("open_webui", OPEN_WEBUI), ("lm_studio", LM_STUDIO)):
         found[name] = tmp_path / f"{name}.json"
@@ -267,7 +267,7 @@ def test_more_values_than_an_export_has_are_refused_before_they_are_parsed(tmp_p
 @pytest.mark.parametrize("hidden", [True, False])
 @pytest.mark.parametrize("turned", [True, False])
 def test_long_rows_of_nodes_are_walked_once(hidden, turned):
-    """Walking up from each node would take minutes."""
+    """Following the parents of each node would take minutes."""
     said = {"author": {"role": "user"}, "content": {"content_type": "text", "parts": ["x"]}}
     count = 20_000
     nodes = {

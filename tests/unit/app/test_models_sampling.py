@@ -1,4 +1,4 @@
-"""`tessera models sampling`: what is in force, who decided it, and values of one's own."""
+"""`tessera models sampling`: the effective values, their origins, and values set by the user."""
 
 import json
 

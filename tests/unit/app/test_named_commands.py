@@ -1,4 +1,4 @@
-"""Every `tessera ...` that the program tells a person to type exists, with its options."""
+"""Every `tessera ...` command that the program suggests exists, with its options."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ PROSE = {"without"}
 
 
 def told():
-    """(where, command, the words after it) of every command line in sources and documentation."""
+    """(where, command, arguments) of every command line in sources and documentation."""
     return [
         (f"{path.relative_to(ROOT)}", match[1], match[2].split())
         for path in (*SOURCES, *PAGES)
@@ -35,7 +35,7 @@ def options(command):
 
 
 def fault(name, words):
-    """What is wrong with a command line; None when it can be typed."""
+    """The error in a command line; None if it is valid."""
     command = found(name)
     if command is None:
         return f"there is no `tessera {name}`"

@@ -1,4 +1,4 @@
-"""A line about progress whose terminal is gone ends no work."""
+"""If the terminal of a progress line is gone, the work continues."""
 
 import errno
 import sys

@@ -1,4 +1,4 @@
-"""Places to fill in within prompts."""
+"""Placeholders in prompts."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""`tessera quantize`: what is typed, and plans that must be signed."""
+"""`tessera quantize`: its arguments, and plans that must be signed."""
 
 from pathlib import Path
 

@@ -125,7 +125,7 @@ def test_the_window_without_a_display_says_so(monkeypatch):
 
 
 def test_help_and_doctor_work_with_an_error_in_the_settings(tmp_path, monkeypatch):
-    """They are what a user asks then: the error is printed, and defaults are used."""
+    """These commands help with a broken file: the error is printed, and defaults are used."""
     monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "settings.toml").write_text("[server]\nprot = 3\n")
@@ -157,7 +157,7 @@ def test_reset_returns_to_the_defaults_also_from_a_value_that_is_invalid(run, tm
 
 @pytest.mark.process
 def test_a_folder_in_the_place_of_the_file_is_one_sentence(tmp_path):
-    """The whole command, because main() describes errors of files."""
+    """The whole command, because main() formats file errors."""
     (tmp_path / "config" / "settings.toml").mkdir(parents=True)
     command = [sys.executable, "-m", "app", "settings", "set", "chat.max_tokens", "5"]
     environment = {**os.environ, "TESSERA_HOME": str(tmp_path)}

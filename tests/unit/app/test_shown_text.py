@@ -1,4 +1,4 @@
-"""What models, files and servers say is spelled out on a terminal, never obeyed by it."""
+"""Texts from models, files and servers are escaped on a terminal, so that it does not execute them."""
 
 import io
 import re
@@ -20,7 +20,7 @@ CLI = Path(cli_main.__file__).parent
 
 
 class Client:
-    """Answers with what it is given."""
+    """Returns the given text."""
 
     def __init__(self, *texts):
         self.texts = texts
@@ -99,7 +99,7 @@ def test_tables_are_made_through_one_door():
 
 
 def test_lines_are_printed_through_one_door():
-    """`echo` spells out; what is left escapes by itself (JSON), is spelled out beside it, or steers the line."""
+    """`echo` escapes; other calls either escape by themselves (JSON), escape next to it, or control the line."""
     harmless = re.compile(r"json|shown|as_csv|describe|format_message|033\[K\"")
     rough = [
         f"{path.name}: {call}"

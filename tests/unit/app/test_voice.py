@@ -1,4 +1,4 @@
-"""Dictation and reading aloud without a window: what becomes final, what is read, and by which program."""
+"""Dictation and reading aloud without a window: final texts, read texts, and the program that reads them."""
 
 import io
 import threading
@@ -84,7 +84,7 @@ def test_a_child_plays_a_file_as_a_microphone_does_and_ends_with_its_pipe(tone):
     heard = [next(source) for _ in range(7)]
     assert all(isinstance(each, Sound) and len(each.samples) == RATE // 5 for each in heard)
     assert heard[0].level == pytest.approx(0.25)
-    assert heard[6].level == 0  # after its end the file is silent, as a microphone is
+    assert heard[6].level == 0  # after its end the file is silent, like a microphone
     child = psutil.Process(microphone.pid)
     microphone._process.stdin.close()  # as if the window had crashed
     child.wait(30)
@@ -171,7 +171,7 @@ def test_a_voice_of_macos():
 
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
-    """A folder that is the whole PATH; returns what adds a program, which notes its arguments in `read`."""
+    """A folder that is the whole PATH; returns a function that adds a program, which logs arguments in `read`."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))

@@ -1,4 +1,4 @@
-"""After a power cut there is the old or the new file: checked by replaying the recorded order of operations."""
+"""After a power cut either the old or the new file exists: the recorded operations are replayed in order."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from engine.core.keys import KeyStore
 
 
 class Disk:
-    """Records what reaches the disk, and in which order: the content of a file counts from its fsync on."""
+    """Records what reaches the disk, in order: a file's content counts from its fsync on."""
 
     def __init__(self, monkeypatch):
         self.steps = []
@@ -29,7 +29,7 @@ class Disk:
         monkeypatch.setattr(Path, "replace", renamed)
 
     def states(self, before):
-        """Files after a power cut, by how many steps had been done. A file without fsync is empty."""
+        """Files after a power cut, by the number of completed steps. A file without fsync is empty."""
         files = dict(before)
         yield dict(files)
         for kind, path, value in self.steps:

@@ -1,4 +1,4 @@
-"""Which files in llama.cpp's folder are backends."""
+"""Finds the backends among the files of llama.cpp's folder."""
 
 from devices.backends.libraries import built_libraries
 

@@ -1,4 +1,4 @@
-"""Children that compute get no more memory of their own than the computer has, and leave no core files."""
+"""Children that compute get no more private memory than the computer has, and leave no core files."""
 
 import asyncio
 import subprocess

@@ -1,4 +1,4 @@
-"""The table of chips: its form, and which row recorded devices, names and what backends say lead to."""
+"""The table of chips: its format, and the row of each recorded device, name and backend description."""
 
 import copy
 import json
@@ -17,7 +17,7 @@ from devices.types import Device, Evidence, Memory, Runtime
 from tests.support.machines.machines import machines
 
 MACHINES = {name: recorded_report(RecordedHost(recording)) for name, recording in machines().items()}
-# As llama.cpp's Vulkan backend writes it: an Arrow Lake-H on Linux beside a card, in two of the forms it had.
+# As llama.cpp's Vulkan backend reports it: an Arrow Lake-H on Linux next to a card, in two of its formats.
 VULKAN_LOG = """ggml_vulkan: Found 2 Vulkan devices:
 ggml_vulkan: 0 = Intel(R) Arc(tm) 140T GPU (Mesa) | uma: 1 | fp16: 1 | bf16: 0 | warp size: 32 | shared memory: 49152 | int dot: 1 | matrix cores: none
 ggml_vulkan: 1 = NVIDIA (x) | uma: 0 | fp16: dot2 | bf16: 1 | fp4: 0 | warp size: 32 | shared memory: 49152 | int dot: 0 | matrix cores: NV_coopmat2v
@@ -65,7 +65,7 @@ def test_recorded_devices_are_their_chips():
         if d.kind in {"cpu", "igpu", "dgpu"}
     }
     assert found["sh-framework-desktop-linux", "igpu"] == "gfx1151-8060s"
-    assert found["sh-linux-egpu-rdna4", "dgpu"] == "rx9070gre"  # of three with this id the smallest
+    assert found["sh-linux-egpu-rdna4", "dgpu"] == "rx9070gre"  # the smallest of three with this id
     assert found["krk-linux", "igpu"] == "gfx1152-860m"
     assert found["hawk-ryzen7-260-win", "igpu"] == "gfx1103-780m"
     assert found["mtl-zbook-power-g11", "igpu"] == "xe-lpg-128"
@@ -90,7 +90,7 @@ def test_recorded_devices_are_their_chips():
         ("NVIDIA GeForce RTX 4060 Ti", "rtx4060ti"),
         ("NVIDIA GeForce RTX 4060 Laptop GPU", "rtx4060m"),
         ("NVIDIA GeForce RTX 4070 Ti SUPER", "rtx4070tis"),
-        ("NVIDIA Graphics Device", "rtx4050m"),  # nothing tells: the smallest of its target
+        ("NVIDIA Graphics Device", "rtx4050m"),  # nothing distinguishes them: the smallest of its target
     ],
 )
 def test_names_tell_chips_of_one_target_apart(name, chip):
@@ -278,7 +278,7 @@ def test_the_plain_x2_elite_has_the_narrower_bus():
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "sm_120", "rtxpro6000"),
         ("Tesla P40", "sm_61", "p40"),
         ("NVIDIA GeForce GTX 970", "sm_52", "gtx970"),
-        ("NVIDIA Quadro P620", "sm_61", "gt1030"),  # nothing tells: the smallest of its target
+        ("NVIDIA Quadro P620", "sm_61", "gt1030"),  # nothing distinguishes them: the smallest of its target
     ],
 )
 def test_old_and_small_cards_are_not_taken_for_large_ones(name, arch, chip):

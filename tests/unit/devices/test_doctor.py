@@ -1,4 +1,4 @@
-"""The doctor: worst first, always with a remedy."""
+"""The doctor lists the worst finding first, each with a remedy."""
 
 import copy
 import json
@@ -60,7 +60,7 @@ ROCM = "/opt/rocm/.info/version"
 
 
 def constructed(files=(), *, env=None, access=(), dmesg="", kernel="", base=HALO):
-    """Findings by id of a recording with these changes, which nobody recorded."""
+    """Findings by id of a recording with these artificial changes."""
     recording = copy.deepcopy(RECORDINGS[base])
     recording["files"] |= dict(files)
     recording["env"] = env or {}
@@ -212,7 +212,7 @@ def test_free_pages_of_the_contiguous_allocator_are_no_memory_for_models():
 def test_children_never_get_the_variable_that_garbles_rocm(monkeypatch, tmp_path):
     monkeypatch.setenv("GGML_CUDA_ENABLE_UNIFIED_MEMORY", "1")
     monkeypatch.setattr(environment, "AMD_COMPUTE", tmp_path / "absent")
-    assert "GGML_CUDA_ENABLE_UNIFIED_MEMORY" in environment.without_secrets()  # NVIDIA's users may want it
+    assert "GGML_CUDA_ENABLE_UNIFIED_MEMORY" in environment.without_secrets()  # NVIDIA's users may need it
     monkeypatch.setattr(environment, "AMD_COMPUTE", tmp_path)
     assert "GGML_CUDA_ENABLE_UNIFIED_MEMORY" not in environment.without_secrets()
 
@@ -336,7 +336,7 @@ def test_firmware_of_an_npu_below_the_reported_one_is_named(version, severity):
 
 
 def with_carve_out(gib, installed=128, shared=None, **heaps):
-    """Constructed, from the recorded Strix Halo under Windows: sizes as in the reports named by the cases."""
+    """Constructed from the recorded Strix Halo under Windows, with the sizes in the reports that the cases name."""
     recording = copy.deepcopy(RECORDINGS["sh-windows-dxgi-discrete"])
     total = installed - gib
     recording["api"]["memory_status"] = {
@@ -356,7 +356,7 @@ def with_carve_out(gib, installed=128, shared=None, **heaps):
 @pytest.mark.parametrize(
     ("machine", "budget_gib", "finding"),
     [
-        # lmstudio-bug-tracker#1790: 96 GB set aside, Vulkan stops near 64.
+        # lmstudio-bug-tracker#1790: 96 GB reserved, Vulkan stops near 64.
         ({"gib": 96, "vulkan": 64}, 64, "heaps_below_carve_out"),
         # unsloth PR 10418: one machine, 111.65 GiB by Vulkan (heaps added), 99.74 by HIP.
         ({"gib": 96, "vulkan": 111.65, "rocm": 99.74}, 112, "large_carve_out"),
@@ -365,7 +365,7 @@ def with_carve_out(gib, installed=128, shared=None, **heaps):
         # llama.cpp#26089: BIOS at Auto, "VRAM 0": the GPU shares half of the memory.
         ({"gib": 0, "vulkan": 63.8}, 64, None),
         ({"gib": 0.5, "vulkan": 64}, 64.25, None),
-        # lemonade PR 842: half of it set aside.
+        # lemonade PR 842: half of it reserved.
         ({"gib": 64, "vulkan": 95.8}, 96, None),
         ({"gib": 64}, 96, None),
     ],

@@ -1,4 +1,4 @@
-"""Known bad combinations: what their rules say of machines in public threads, and which files are refused."""
+"""Known bad combinations: the rules that match machines in public threads, and files that are refused."""
 
 import json
 import os
@@ -281,7 +281,7 @@ SWITCH = "GGML_VK_DISABLE_COOPMAT"
 
 
 def test_a_driver_that_crashes_when_asked_for_its_gpus_gets_the_switch_before_it_is_asked(monkeypatch):
-    monkeypatch.setenv(SWITCH, "")  # restores what was there
+    monkeypatch.setenv(SWITCH, "")  # restores the earlier rules
     monkeypatch.delenv(SWITCH)
     work_round_crashes(laptop("32.0.24033.1002"))
     assert SWITCH not in os.environ, "a newer driver"

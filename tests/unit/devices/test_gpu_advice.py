@@ -1,4 +1,4 @@
-"""What a Linux machine is told of its GPU: the distribution's own packages, versions and commands."""
+"""GPU advice for Linux machines names the distribution's own packages, versions and commands."""
 
 import copy
 
@@ -32,7 +32,7 @@ NOT_BUILT = BackendReport("vulkan", "", "not_built", "its library is not install
 
 
 def machine_on(system, report, *, name=HALO, mesa="", drivers=("radeon_icd.x86_64.json",), **parts):
-    """What the machine is told of its GPU with this system, Vulkan report, Mesa and list of drivers."""
+    """The GPU advice for a machine with this system, Vulkan report, Mesa and list of drivers."""
     recording = copy.deepcopy(RECORDINGS[name])
     recording["files"]["/etc/os-release"] = SYSTEMS.get(system, system)
     for file in drivers:
@@ -102,7 +102,7 @@ def test_debian_13_has_a_newer_mesa_in_its_backports():
 )
 @pytest.mark.parametrize("report", ["no_device", "not_built"])
 def test_a_driver_without_what_the_kernels_need_is_not_installed_again(name, change, words, report, monkeypatch):
-    """Ivy Bridge, a Radeon HD and nouveau: the advice was to install the kernels or the driver that are there."""
+    """Ivy Bridge, a Radeon HD and nouveau have kernels and a driver, so the advice must not be to install them."""
     monkeypatch.setattr(bundled, "bundled_pack", lambda *_a, **_k: "a pack")
     attempt = bundled.Attempt(facts="", reason="its library loads but finds no device here")
     monkeypatch.setattr(bundled, "failed_attempt", lambda *_a: attempt)
@@ -123,7 +123,7 @@ def test_a_driver_without_what_the_kernels_need_is_not_installed_again(name, cha
 
 
 def other_gpu(name, driver, vendor, chip, report=NO_DEVICE, *, container=False):
-    """The line of a recorded machine whose first GPU is another one, without Vulkan drivers."""
+    """The line of a recorded machine, its first GPU replaced by another one without Vulkan drivers."""
     recording = copy.deepcopy(RECORDINGS[name])
     recording["files"]["/etc/os-release"] = SYSTEMS["Debian 12"]
     if container:
@@ -138,7 +138,7 @@ def other_gpu(name, driver, vendor, chip, report=NO_DEVICE, *, container=False):
 
 
 def test_gpus_whose_driver_comes_from_elsewhere_are_not_told_to_install_one():
-    """In a container NVIDIA's driver is the host's, and a board's GPU gains nothing from one."""
+    """In a container NVIDIA's driver is the host's, and a driver does not help a board's GPU."""
     line = other_gpu("simpledrm-card0", "nvidia", "NVIDIA", "A10G", container=True)
     assert line.endswith("`--gpus all -e NVIDIA_DRIVER_CAPABILITIES=all`.")
     line = other_gpu("sh-linux-egpu-rdna4", "v3d", "Broadcom", "Broadcom GPU (v3d)", NOT_BUILT)

@@ -1,4 +1,4 @@
-"""Kernel packs: what is refused, and what using, going back and removing leave behind."""
+"""Kernel packs: which are refused, and the state after using, going back and removing."""
 
 import hashlib
 import io
@@ -168,7 +168,7 @@ def test_use_rollback_and_remove(tmp_path):
         assert [p.manifest.version for p in store.active()] == ([f"1.{i - 1}"] if i else [])
         store.use(builds[-1])
     assert [p.manifest.version for p in store.active()] == ["1.2"]
-    assert sorted(p.manifest.version for p in store.packs()) == ["1.1", "1.2"]  # the oldest made room
+    assert sorted(p.manifest.version for p in store.packs()) == ["1.1", "1.2"]  # the oldest was deleted
     back = store.rollback("x-pack")
     assert back is not None
     assert back.manifest.version == "1.1"

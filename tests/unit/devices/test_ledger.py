@@ -1,4 +1,4 @@
-"""The ledger: nothing counted twice, nothing promised twice, predictions corrected by measurements."""
+"""The ledger counts nothing twice, reserves nothing twice, and corrects predictions by measurements."""
 
 import pytest
 from hypothesis import given
@@ -36,7 +36,7 @@ def test_pools_never_exceed_what_is_installed(name):
 
 
 def test_unified_memory_is_one_pool():
-    """The GPU of a unified machine takes what the processor could have had."""
+    """The GPU of a unified machine uses memory that the CPU could use."""
     book = ledger(HALO)
     before = book.available("cpu")
     book.reserve("model", {IGPU: DeviceBytes(40 * GIB)})
@@ -105,7 +105,7 @@ def test_what_a_runner_already_holds_is_not_subtracted_again():
     book.reserve("model", {"cpu": DeviceBytes(6 * GIB)})
     book.attach("model", 4242)
     assert before - book.available("cpu") == 6 * GIB
-    holding["bytes"] = 6 * GIB  # loaded: the system's own figure has fallen by now
+    holding["bytes"] = 6 * GIB  # loaded: the system's own figure is lower by now
     memory = replace(HYBRID.memory, available_bytes=HYBRID.memory.available_bytes - 6 * GIB)
     machine[0] = replace(HYBRID, memory=memory)
     assert before - book.available("cpu") == 6 * GIB

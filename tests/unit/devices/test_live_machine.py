@@ -1,4 +1,4 @@
-"""This machine, whatever it is: fast, complete, and the same after recording and replaying."""
+"""The machine that runs the tests: read fast and completely, and the same after recording and replaying."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Utilization, temperature and power from recorded files, as each driver shows them."""
+"""Utilization, temperature and power from recorded files, in the format of each driver."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Properties that hold for any machine, however broken what it says about itself."""
+"""Properties that hold for any machine, even if its own reports are broken."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Every remedy fits the system it is given on: a table over backends, and over all recorded machines."""
+"""Every remedy suits the system it is given for: a table of backends, and all recorded machines."""
 
 import re
 
@@ -27,7 +27,7 @@ NAMED = re.compile(r"`([^`]+)`")
 
 
 def all_remedies(name):
-    """What doctor and the device list say on a recorded machine where only the CPU backend is installed."""
+    """Texts of doctor and the device list on a recorded machine where only the CPU backend is installed."""
     machine = recorded_report(RecordedHost({**RECORDINGS[name], "backends": []}))
     reports = try_backends(machine, None, trials=())
     machine = merged(replace(machine, backends=reports))
@@ -45,7 +45,7 @@ def test_no_recorded_machine_gets_another_systems_remedy(name):
 
 
 def test_only_packs_with_a_recipe_are_named_and_none_as_if_it_could_be_fetched():
-    # What is for the processor comes with the program.
+    # Parts for the CPU are included in the program.
     assert {name for name in RECIPES if not name.startswith(("cpu-", "tiles-"))} == install_hints.PACKS
     for frozen in (False, True):
         arm = install_hints.missing_backend("vulkan", "windows", "ARM64", frozen=frozen)

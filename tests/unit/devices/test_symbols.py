@@ -1,4 +1,4 @@
-"""Functions are found in whichever library exports them, as Windows needs it said."""
+"""Functions are found in whichever library exports them, which Windows requires to be named."""
 
 import ctypes
 import ctypes.util

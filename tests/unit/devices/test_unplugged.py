@@ -1,4 +1,4 @@
-"""Whether this computer runs on its battery, where the system tells nothing of power supplies."""
+"""Detects battery operation if the system reports no power supplies."""
 
 import sys
 

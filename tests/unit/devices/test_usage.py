@@ -1,4 +1,4 @@
-"""Usage is read from what the kernel offers, on any of the known drivers; nothing asleep is woken."""
+"""Reads utilization from the files of any known driver, without waking sleeping devices."""
 
 import pytest
 

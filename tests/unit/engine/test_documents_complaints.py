@@ -1,4 +1,4 @@
-"""What a collection's background work says when it fails: a bug with its traceback, a full disk in one line."""
+"""Log output of a collection's failed background work: a bug with its traceback, a full disk in one line."""
 
 import errno
 import logging

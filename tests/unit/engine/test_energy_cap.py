@@ -1,4 +1,4 @@
-"""A cap in watts on a simulated computer with a noisy, late meter: how far above it, how soon, how wastefully."""
+"""A limit in watts on a simulated computer with a noisy, late meter: excess, delay and lost speed."""
 
 import random
 import statistics
@@ -11,7 +11,7 @@ IDLE_W, THREAD_W, UNCORE_W = 8.0, 6.0, 3.0
 
 
 class Computer:
-    """Steps draw UNCORE_W and THREAD_W a thread; the meter sees it through a lag of `late_s`, with noise."""
+    """Steps use UNCORE_W and THREAD_W per thread; the meter shows it after a lag of `late_s`, with noise."""
 
     def __init__(self, cap_w, threads=8, seed=0, noise=0.05, late_s=0.5):
         self.controller = CapController(cap_w, threads)
@@ -43,7 +43,7 @@ def test_power_comes_under_the_cap_soon_and_stays_there(cap_w, seed, late_s):
     begun = len(computer.true_w)
     computer.run(60)
     power = computer.true_w[begun:]
-    # The first looks have to see what a step draws; then:
+    # The first readings must show the power of a step; then:
     settling = next(s for s in range(60) if all(w <= 1.1 * cap_w for w in power[s : s + 5]))
     assert settling <= 6
     overshoot = max(statistics.fmean(power[s : s + 3]) for s in range(8, 58)) / cap_w

@@ -1,4 +1,4 @@
-"""Joules of requests, from a simulated computer whose meter is noisy: what each truly drew is known."""
+"""Joules of requests on a simulated computer with a noisy meter: the energy that each really used is known."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_idle_power_is_nobodys():
 def test_another_program_pays_for_its_half():
     computer = Computer(noise=0.0)
     computer.rest(10)
-    # It uses as many cores as the runner does and draws as much.
+    # It uses as many cores and as much power as the runner.
     computer.serve([(0.0, Request(1, 0, 400))], other_w=15.0)
     assert computer.joules[1] == pytest.approx(computer.true_j[1], rel=0.10)
 

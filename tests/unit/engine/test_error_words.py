@@ -1,4 +1,4 @@
-"""Errors state facts; the English text that clients get of them stays as it is."""
+"""Errors state facts; the English text that clients get stays the same."""
 
 from pathlib import Path
 

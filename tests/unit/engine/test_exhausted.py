@@ -1,4 +1,4 @@
-"""A system that runs out of something is told as such, by requests and jobs alike: no bug, no traceback."""
+"""If the system runs out of a resource, requests and jobs report it as such, not as a bug with a traceback."""
 
 import asyncio
 import errno
@@ -114,7 +114,7 @@ def test_a_stream_that_cannot_begin_is_refused_alike(caplog):
 
 
 def test_who_still_waits_when_the_server_is_stopped_is_told_so():
-    """What uvicorn cancels at its end was answered with a text that no client reads, and a traceback each."""
+    """Requests that uvicorn cancelled at its end got a text that no client reads, and one traceback each."""
     sent = []
 
     async def app(scope, receive, send):

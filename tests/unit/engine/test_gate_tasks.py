@@ -1,4 +1,4 @@
-"""A user's own file of tasks: what it may say, what is refused and why, and when an answer is right."""
+"""A user's own task file: its format, refusals with reasons, and which answers count as correct."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def written(folder, *lines):
 
 
 def test_answers_are_kept_of_the_files_asked_last(tmp_path):
-    """As many as are allowed: what is read again stays, what nobody asked for longest goes."""
+    """As many as allowed: those that are read again stay, the least recently used one is removed."""
     paths = [tmp_path / "gate" / f"{number}.jsonl" for number in range(5)]
     for age, path in enumerate(paths[:3]):
         SavedAnswers(path, most=3).add("key", TaskAnswer(f"answer {path.stem}"))

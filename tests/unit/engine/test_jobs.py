@@ -133,7 +133,7 @@ def test_what_ran_when_the_process_died_is_paused_and_can_be_resumed(registry, t
 
 
 def test_a_failed_job_can_be_cancelled_although_it_fails_again(registry):
-    """Its work is called to tidy, and stumbles over the same file."""
+    """Its clean-up function is called, and fails on the same file."""
 
     def stumble(params, control):
         raise InputFault("this is no model", "path")
@@ -260,7 +260,7 @@ def test_what_is_told_just_before_the_end_is_not_lost(registry, monkeypatch):
     taken = Subscription.take
 
     def interrupted(self, timeout_s=0.0):
-        """The last news and the end come just behind a look at the news."""
+        """The last event and the end arrive directly after a check for events."""
         found = taken(self, timeout_s)
         if not self._over:
             self.push(found[0])

@@ -1,4 +1,4 @@
-"""State files: whole, versioned, read again when they change, never lost."""
+"""State files are complete, versioned, read again after a change, and never lost."""
 
 import errno
 import json
@@ -144,7 +144,7 @@ def test_readers_never_see_half_a_file(file):
 
 
 def test_a_moment_without_descriptors_is_no_damage(file, monkeypatch, caplog):
-    """The list of collections once became empty because the server had no descriptor left when it looked."""
+    """The list of collections once became empty because the server had no free descriptor when it read the file."""
     store(file).put([Row("kept")])
     before = file.read_bytes()
     late = store(file)
@@ -218,7 +218,7 @@ def test_one_who_hangs_with_the_file_stops_nobody_for_good(file, monkeypatch):
         thread = threading.Thread(target=lambda: failed.append(errno_of(rows)))
         thread.start()
         thread.join(60)
-        assert rows.read() == [Row("a")]  # who only reads waits for nobody
+        assert rows.read() == [Row("a")]  # a reader waits for no one
     assert failed == [errno.EBUSY]
     rows.change(lambda old: [*old, Row("b")])
     assert rows.read() == [Row("a"), Row("b")]

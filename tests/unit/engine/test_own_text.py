@@ -1,4 +1,4 @@
-"""A person's own text to calibrate on: what is taken, what is left; the same sources give the same bytes."""
+"""A user's calibration text: what is used or omitted; the same sources give the same bytes."""
 
 import os
 import stat

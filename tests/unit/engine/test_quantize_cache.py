@@ -1,4 +1,4 @@
-"""Ways to store the cache that a fitted file may have: K and V apart where processors run it, alike on GPUs."""
+"""KV cache types of a fitted file: K and V may differ where the CPU runs it, and are equal on GPUs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Layers that the GPU evaluates while a model is measured: as a load would get, less where three files must fit."""
+"""GPU layers while a model is measured: as in a load, or fewer if three files must fit."""
 
 import copy
 
@@ -27,7 +27,7 @@ CUDA = {
 
 @pytest.fixture
 def resources(tmp_path):
-    """With a driver of the GPU or without → what judges loads there."""
+    """With or without a GPU driver → what places loads there."""
 
     def made(*, driver):
         recording = copy.deepcopy(RECORDING)
@@ -51,7 +51,7 @@ def test_as_many_layers_as_leave_room_for_both_files_and_none_without_a_driver(r
 
 @pytest.fixture(scope="module")
 def wide_model(tmp_path_factory):
-    """Eight layers of more weights than a processor reads in the time of a GPU's launches."""
+    """Eight layers with more weights than a CPU reads in the time of a GPU's kernel launches."""
     wide = scaled("llama", layers=8, vocab=1000, ffn=16384, qtype=GGMLQuantizationType.Q8_0)
     return write_hollow(tmp_path_factory.mktemp("offload") / "wide.gguf", wide)
 

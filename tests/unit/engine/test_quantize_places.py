@@ -1,4 +1,4 @@
-"""Where a quantized file is to lie: the library's folder is made when a file is to be written, whoever makes it."""
+"""The path of a quantized file: the library's folder is created when a file is to be written, by any caller."""
 
 import os
 import threading

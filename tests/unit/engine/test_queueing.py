@@ -1,4 +1,4 @@
-"""The simulation behind docs/dev/scaling.md against what queueing theory says exactly."""
+"""The simulation for docs/dev/scaling.md, compared with exact results of queueing theory."""
 
 import math
 import statistics
@@ -9,7 +9,7 @@ from tests.bench.queueing import Load, Speed, cost, simulate
 
 
 def repairmen(users, think_s, service_s):
-    """Answers a second of one server that takes requests one by one (machine repairman, exponential times)."""
+    """Responses per second of a server with one request at a time (machine repairman, exponential times)."""
     ratio = service_s / think_s
     terms = [math.factorial(users) / math.factorial(users - n) * ratio**n for n in range(users + 1)]
     return (1 - terms[0] / sum(terms)) / service_s

@@ -1,4 +1,4 @@
-"""What the doctor says of workers."""
+"""The doctor's findings about workers."""
 
 import typing
 

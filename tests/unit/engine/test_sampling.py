@@ -1,4 +1,4 @@
-"""Who decides how tokens are drawn: each layer wins over those below it, and neutral values count."""
+"""The origin of sampling parameters: each layer overrides those below it, and neutral values count."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Where a request's time went: every part once, tools between two requests, nothing below zero."""
+"""The parts of a request's time: each part once, tools between two requests, and nothing below zero."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What decides states facts, no sentences; every fact that it states has a sentence in engine.message_catalog."""
+"""Code that decides states facts, not sentences; each fact has a sentence in engine.message_catalog."""
 
 import ast
 import re
@@ -36,15 +36,15 @@ DECIDING = (
 )
 # Three words of letters in a row, with or without values between them.
 SENTENCE = re.compile(r"[A-Za-z']{2,}[,:;]?( [A-Za-z'{}]{1,}[,:;]?){2,}")
-# What no person is shown: log messages.
+# Texts that users never see: log messages.
 LOGGED = {"debug", "info", "warning", "error", "exception"}
-# What Python and the system say, and a name of the hub's answers.
+# Texts of Python and the system, and a name in the hub's responses.
 NOT_OURS = {"can't start new thread", "such file in", *_PLAIN}
 
 
 @cache
 def parsed(folder):
-    """The files of a folder, but for reports of measurements and findings of doctor, which are sentences."""
+    """The files of a folder, except reports of measurements and findings of doctor, which are sentences."""
     found = (ROOT / folder).rglob("*.py") if not folder.endswith(".py") else [ROOT / folder]
     stated = [p for p in sorted(found) if p.name not in {"measurements.py", "fastflowlm.py", "pins.py"}]
     return [(p, ast.parse(p.read_text("utf-8"))) for p in stated]

@@ -1,4 +1,4 @@
-"""Advisories from a folder of OSV files: which versions they hit."""
+"""Advisories in a folder of OSV files: the versions that they affect."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Setting up: real environments and real builds by pip, of packages that take no time. Nothing is fetched."""
+"""Set-up with real environments and real builds by pip, of packages that build fast. Nothing is downloaded."""
 
 import hashlib
 import io
@@ -20,7 +20,7 @@ from tests.support.servers import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.process
-# Builds a wheel as scikit-build-core does, and says what ninja says of a build with Vulkan.
+# Builds a wheel like scikit-build-core, and prints what ninja prints during a build with Vulkan.
 BACKEND = """
 import os, zipfile
 
@@ -48,7 +48,7 @@ kernels.wheel(sys.executable, sys.argv[1], None, lambda: 1 / 0)
 
 @pytest.fixture
 def sources(tmp_path, monkeypatch):
-    """A folder with the source of a llama-cpp-python that builds in a moment; pip looks there only."""
+    """A folder with the source of a llama-cpp-python that builds fast; pip searches only there."""
     folder = tmp_path / "sources"
     folder.mkdir()
     archive = folder / "llama_cpp_python-0.0.1.tar.gz"
@@ -71,7 +71,7 @@ def built_wheels(tmp_path):
 
 
 def test_a_build_whose_first_step_has_number_0_keeps_its_wheel(sources, tmp_path, capsys):
-    """Ninja checks the shaders' globs of Vulkan before it compiles, as step 0."""
+    """Before it compiles, ninja checks the globs of Vulkan's shaders, as step 0."""
     wheel = kernels.wheel(sys.executable, str(sources / "llama.txt"), None)
     assert [Path(wheel)] == built_wheels(tmp_path)
     with zipfile.ZipFile(wheel) as packed:
@@ -81,7 +81,7 @@ def test_a_build_whose_first_step_has_number_0_keeps_its_wheel(sources, tmp_path
 
 @pytest.mark.parametrize("output", ["closed", "left"])
 def test_a_build_goes_on_when_nobody_reads_its_progress(sources, tmp_path, output):
-    """As with `start.py >&-` and `start.py | head -1`; and what else goes on cannot be told either."""
+    """As with `start.py >&-` and `start.py | head -1`; other output has no reader either."""
     command = [sys.executable, "-c", BUILD, str(sources / "llama.txt")]
     if output == "closed":
         command = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
@@ -93,7 +93,7 @@ def test_a_build_goes_on_when_nobody_reads_its_progress(sources, tmp_path, outpu
     assert len(built_wheels(tmp_path)) == 1
 
 
-@pytest.mark.timeout(400)  # pip is put into an environment: some 6 s where nothing else runs
+@pytest.mark.timeout(400)  # pip is installed into an environment: some 6 s on an idle computer
 def test_a_start_after_one_that_failed_makes_the_environment_anew(sources, tmp_path, capsys, monkeypatch):
     """Without Debian's package python3-venv the first start leaves an environment without pip."""
     root = tmp_path / "root"
@@ -150,7 +150,7 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("compiles", [True, False])
 def test_packages_are_installed_while_llama_cpp_is_compiled(compiles, sources, tmp_path, capsys, monkeypatch):
-    """A package that is ready once the compiler runs; and an installation without end beside a build that fails."""
+    """A package that is ready once the compiler runs; and an endless installation next to a failing build."""
     root, asked, compiling = tmp_path / "root", tmp_path / "asked", tmp_path / "compiling"
     locks = root / "installers" / "lock"
     locks.mkdir(parents=True)
@@ -211,13 +211,13 @@ def test_debians_package_with_ensurepip_is_named_for_this_python(monkeypatch, ca
     said = capsys.readouterr().out
     assert f"su -c 'apt-get install -y {package}'" in said
     assert "--no-gui" not in said
-    # An environment that is there needs it no more.
+    # An existing environment does not need it.
     assert system.missing(gui=False, compiler=True, venv=False) == {}
 
 
 @pytest.fixture
 def start(tmp_path):
-    """start.py in a copy of the tree that has no environment."""
+    """start.py in a copy of the tree without an environment."""
     for name in ("start.py", "installers", "engine/__init__.py", "engine/core/version.py"):
         target = tmp_path / "tree" / name
         target.parent.mkdir(parents=True, exist_ok=True)

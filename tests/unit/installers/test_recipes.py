@@ -1,4 +1,4 @@
-"""Recipes that could not be run where tests run: what they name is there, and they can be read."""
+"""Recipes that cannot run where tests run: the files that they name exist, and they can be parsed."""
 
 import plistlib
 import re
@@ -126,7 +126,7 @@ def test_a_shader_whose_half_float_constant_is_infinite_is_found(tmp_path):
         converted = (4 << 16 | 115, 434, 467, 466)
         return struct.pack("<13I", *header, *constant, *converted)
 
-    (tmp_path / "shaders.spv").mkdir()  # ggml names a folder like this
+    (tmp_path / "shaders.spv").mkdir()  # ggml's name for such a folder
     for name, bits in (("zero", 0), ("minus", 0xFF000000), ("infinite", 0x7F800000), ("nan", 0x7FC00000)):
         (tmp_path / "shaders.spv" / f"{name}.spv").write_bytes(shader(bits))
     assert toolchain.unsound_shaders(tmp_path) == ["infinite", "nan"]

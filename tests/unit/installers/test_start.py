@@ -168,7 +168,7 @@ def test_the_build_takes_our_kernels_along_and_a_change_of_them_makes_it_anew(st
     shutil.copytree(kernels.TILES, copy)
     before = kernels._key(str(lock)), start.fingerprint("test")
     monkeypatch.setattr(kernels, "TILES", str(copy))
-    assert kernels._key(str(lock)) == before[0]  # where the source tree lies is no difference
+    assert kernels._key(str(lock)) == before[0]  # the path of the source tree makes no difference
     options = dict(option.split("=") for option in shlex.split(kernels.included_files()))
     assert Path(options["-DCMAKE_PROJECT_ggml_INCLUDE"]) == copy / "plugin.cmake"
     assert Path(options["-DCMAKE_PROJECT_llama.cpp_INCLUDE"]) == copy / "llama.cmake"

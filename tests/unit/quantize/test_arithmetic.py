@@ -1,4 +1,4 @@
-"""Which arithmetic a child computes with: asked for by its request, had where the libraries are, the same bits."""
+"""The arithmetic of a child: requested, available where the libraries are, and with the same bits."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def request_of(tmp_path):
 
 @pytest.fixture
 def with_variants(tmp_path, monkeypatch):
-    """An installation whose llama.cpp has a CPU library for each kind of processor."""
+    """An installation whose llama.cpp has a CPU library for each kind of CPU."""
     folder = tmp_path / "lib"
     folder.mkdir()
     for name in ("haswell", "zen4"):
@@ -60,8 +60,8 @@ def test_what_other_arithmetic_measured_is_kept_apart(request_of):
     assert len(places) == 2
 
 
-# Products whose sums run over blocks of different length in OpenBLAS's kernels, and powers that numpy has in
-# AVX-512 besides.
+# Products whose sums use blocks of different lengths in OpenBLAS's kernels, and powers, which numpy also has in
+# AVX-512.
 SUMS = """
 import hashlib, numpy as np
 rng = np.random.default_rng(1)
@@ -74,7 +74,7 @@ print(hashlib.sha256(b"".join(np.ascontiguousarray(f).tobytes() for f in found))
 
 @pytest.mark.process
 def test_sums_are_the_same_whatever_kernels_the_processor_would_get(request_of, with_variants):
-    """OpenBLAS can be told to take the kernels of another processor, which stands for one."""
+    """OpenBLAS can be set to use the kernels of another CPU, which simulates that CPU."""
     cores = ["Haswell", *(["SkylakeX"] if "X86_V4" in SIMD else [])]
     asked = environment_of(request_of(PORTABLE))
     found = {

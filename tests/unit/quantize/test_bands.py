@@ -1,4 +1,4 @@
-"""Bands of layers, what their swaps say of each tensor, and when a comparison is over."""
+"""Bands of layers, what their swaps show about each tensor, and when a comparison ends."""
 
 import msgspec
 import numpy as np
@@ -59,7 +59,7 @@ def test_layers_of_a_band_follow_the_curve_and_add_up_to_what_was_measured():
 
 
 def test_a_layer_that_stands_out_is_judged_alone():
-    """A layer with huge inputs has a tiny relative error and matters as much all the same."""
+    """A layer with huge inputs has a tiny relative error, but matters just as much."""
     model = groups(30)
     errors = dict.fromkeys((n for g in model for n in g.members), 0.01)
     odd = "blk.11.ffn_down.weight"
@@ -109,7 +109,7 @@ def test_a_comparison_in_pairs_is_clear_where_each_alone_is_not():
 
 
 def test_a_ratio_to_a_file_that_is_the_reference_itself_is_a_number():
-    """Its divergence is nothing at all; the report is JSON, which has no infinity."""
+    """Its divergence is zero; the report is JSON, which has no infinity."""
     ours = windows(np.full(16, 0.01), 2)
     same = [Comparison(np.zeros_like(w.kld), w.same_top, w.nll, w.reference_nll) for w in ours]
     found = ratio(ours, same)

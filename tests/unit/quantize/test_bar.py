@@ -1,4 +1,4 @@
-"""One bar for a whole job: it follows the forecast, never goes back and believes the pace it sees."""
+"""One progress bar for a whole job: it follows the forecast, never goes back and adapts to the measured pace."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_phases_count_by_the_time_they_should_take(clock):
     seen = []
     bar = JobProgress(seen.append)
     bar(Progress(phase="convert", done=1.0, total=4.0, left_s=3.0))
-    assert (seen[-1].share, seen[-1].left_s) == (None, None)  # nothing is known of the model yet
+    assert (seen[-1].share, seen[-1].left_s) == (None, None)  # nothing is known about the model yet
     bar.expect(PHASES)
     for phase, done, share in [
         ("hash", 1.0, 0.05), ("survey", 0.0, 0.05), ("alpha", 1.0, 0.55), ("plan", 0.0, 0.55),
@@ -32,7 +32,7 @@ def test_phases_count_by_the_time_they_should_take(clock):
     ]:  # fmt: skip
         bar(at(phase, done))
         assert seen[-1].share == pytest.approx(share), phase
-    bar(at("write", 0.0))  # the stock mix is written after ours
+    bar(at("write", 0.0))  # llama.cpp's preset is written after Tessera's file
     assert seen[-1].share == 1.0
     assert seen[-1].left_s == pytest.approx(0.0)
 

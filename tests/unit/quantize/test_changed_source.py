@@ -1,4 +1,4 @@
-"""What is kept of a source is of that source: files written to meanwhile, and parts beside the first."""
+"""Cached results belong to their source: files changed meanwhile, and parts next to the first."""
 
 import shutil
 
@@ -26,7 +26,7 @@ def test_tensors_of_a_file_that_was_written_to_are_not_kept(tmp_path):
     places = {t.name: t.offset for t in read_gguf(source).tensors}
 
     def spoil(done, total, name):
-        if name == NAMES[1]:  # it was read, but is not kept yet; the next one is read changed
+        if name == NAMES[1]:  # it was read, but is not cached yet; the next one is read changed
             with source.open("r+b") as file:
                 file.seek(places[NAMES[2]])
                 file.write(bytes(4096))

@@ -1,4 +1,4 @@
-"""Where a graph can be begun in the middle, on graphs made by hand."""
+"""Positions at which a graph can be started in the middle, on handmade graphs."""
 
 import os
 
@@ -11,7 +11,7 @@ from quantize.files.measurement_folder import WorkFolder
 from quantize.measurements import MeasureRequest
 from quantize.native.split_points import Node, find_cuts
 
-CACHE = 9000  # the address of a memory that is no node
+CACHE = 9000  # the address of memory that is not a node
 
 
 def node(address, reads, name="", storage=None, uses=(), multiplies=False, stream=True):
@@ -78,7 +78,7 @@ def test_no_cut_where_a_later_layer_reads_what_an_earlier_one_multiplied():
 
 
 def test_no_cut_where_layers_share_a_cache():
-    """A later layer reads memory that an earlier one wrote, though no node of one is a source of the other's."""
+    """A later layer reads memory that an earlier one wrote, although their nodes are not each other's sources."""
     nodes = two_layers()
     nodes.insert(4, node(40, [4], "written", storage=CACHE, stream=False))
     assert find_cuts(nodes).by_layer.keys() == {1}

@@ -1,4 +1,4 @@
-"""GPTQ rounding was called `craft`: what says so is read as before, and written in the words of today."""
+"""GPTQ rounding was once named `craft`: such files are still read, and written with the current name."""
 
 import msgspec
 import pytest

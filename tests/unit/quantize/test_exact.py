@@ -1,4 +1,4 @@
-"""Weights that already lie on a grid: found from the weights alone, packed without loss, no false find."""
+"""Weights that already lie on a grid: detected by the weights alone, packed without loss, no false positives."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def with_minimum(size, top):
 
 
 def zero_point(size):
-    """As AWQ and GPTQ store weights: 4 bits, a step and an integer zero for each group."""
+    """As AWQ and GPTQ store weights: 4 bits, one step and one integer zero point per group."""
     values = groups(size)
     steps = half(np.ptp(values, axis=1, keepdims=True) / 15)
     zeros = np.rint(-values.min(axis=1, keepdims=True) / steps)
@@ -101,7 +101,7 @@ def test_a_grid_is_found_and_held_as_well_as_the_source_holds_it(kind, dtype):
     assert types[0] == smallest
     for qtype in types:
         values = dequantize_rows(pack_exactly(source, qtype, dtype), qtype, WIDTH)
-        # The source's own rounding, and that of a scale or minimum that is no float16.
+        # The source's own rounding, and that of a scale or minimum that is not exact in float16.
         allowed = ROUNDOFF[dtype] * np.abs(source) + 2.0**-11 * (np.abs(source) + np.abs(source).max())
         assert (np.abs(values - source) <= allowed).all(), qtype
 

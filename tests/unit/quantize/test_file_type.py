@@ -1,4 +1,4 @@
-"""The number that other programs read a file's type from."""
+"""The number from which other programs read a file's type."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A task as a gate: when a loss is no chance, what is said of it, and which file is asked after which."""
+"""A task as a quality gate: when a loss is significant, its report, and the order in which files are tested."""
 
 import msgspec
 import pytest
@@ -89,7 +89,7 @@ def test_what_a_file_says_of_its_gate_fits_into_its_place():
 
 
 class Scripted:
-    """A judge whose files pass so many cases, by name."""
+    """An evaluator whose files pass this many cases, by name."""
 
     def __init__(self, **passes):
         self.passes = passes

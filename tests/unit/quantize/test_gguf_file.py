@@ -1,4 +1,4 @@
-"""The bounded GGUF reader: agreement with gguf-py on real files, hostile ones refused in time and memory."""
+"""The bounded GGUF reader: agrees with gguf-py on real files, refuses hostile ones in time and memory."""
 
 import os
 import random
@@ -202,7 +202,7 @@ def test_the_most_a_header_may_ask_for_stays_within_a_second_and_100_mb(write):
         [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
     ).stdout.split()
     assert int(told[0]) == limits.tensors
-    assert float(told[1]) < 3  # 0.5 s alone on this machine; the log holds the 1 s
+    assert float(told[1]) < 3  # 0.5 s alone on this machine; the log has the 1 s
     assert int(told[2]) < 100_000  # KiB
 
 

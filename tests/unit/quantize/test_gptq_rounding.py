@@ -1,4 +1,4 @@
-"""Choosing integers anew: blocks stay exact, and the layer's output error falls far below plain rounding."""
+"""Choosing new integers: blocks stay valid, and the layer's output error is far below plain rounding's."""
 
 import itertools
 
@@ -39,7 +39,7 @@ def weights():
 
 @pytest.fixture(scope="module")
 def moments():
-    """Inputs of a few strong directions over a floor, as trained layers have."""
+    """Inputs with a few strong directions above a noise floor, as in trained layers."""
     rng = np.random.default_rng(5)
     strong = rng.standard_normal((2000, 40)) @ rng.standard_normal((40, WIDTH))
     inputs = strong + 0.5 * rng.standard_normal((2000, WIDTH))
@@ -66,7 +66,7 @@ def test_every_code_survives_packing(qtype):
 
     values = dequantize_rows(pack(base, qtype, codes), qtype, WIDTH).T
 
-    if LAYOUTS[qtype].nonlinear:  # of two codes for nothing the first is written
+    if LAYOUTS[qtype].nonlinear:  # of two codes for zero, the first is written
         table = LAYOUTS[qtype].table
         codes = np.array([table.index(value) for value in table], np.uint8)[codes]
     assert np.array_equal(codes, grid.codes(np.ascontiguousarray(values)).T)
@@ -96,7 +96,7 @@ def test_types_rounded_together_come_out_as_each_alone(weights, moments):
         np.concatenate([targets] * 3, axis=1), make_grid(bases, WIDTH, curvature.order), curvature
     )
 
-    # Sums of products run in another order, so a few ties may fall the other way.
+    # Sums of products are computed in another order, so a few ties may be decided differently.
     assert (np.concatenate(alone, axis=1) != together).mean() < 0.01
 
 

@@ -1,4 +1,4 @@
-"""Headers are read once while their file is the one that was read, and anew whenever it may be another."""
+"""Headers are read once while their file is unchanged, and again whenever it may have changed."""
 
 import os
 import struct
@@ -27,7 +27,7 @@ def write(path, architecture, at=LONG_AGO):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """Paths that were really read."""
+    """Paths that were actually read."""
     found = []
 
     def counted(path):

@@ -1,4 +1,4 @@
-"""A bounded share of the fuzzing of tests/optin/fuzz_headers.py, and properties over generated headers."""
+"""A limited part of the fuzzing of tests/optin/fuzz_headers.py, and properties over generated headers."""
 
 import json
 import struct

@@ -1,4 +1,4 @@
-"""Importance matrices: written, read back, and refused when they are damaged."""
+"""Importance matrices: written, read back, and refused if damaged."""
 
 import gguf
 import numpy as np

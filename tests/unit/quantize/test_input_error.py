@@ -1,4 +1,4 @@
-"""What rounding a product's inputs to 8 bits spoils, foretold from the peaks of blocks, against doing it."""
+"""The error of rounding a product's inputs to 8 bits: the prediction from the peaks of blocks, and the real one."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,8 @@ def test_it_is_what_rounding_the_inputs_does(inputs, peaks, qtype, block):
     found = input_error(weights, qtype, peaks)
 
     assert set(peaks) == set(PEAK_BLOCKS)
-    # Beside an outlier many values are far below a step and lose only themselves: up to a quarter too much is told.
+    # Next to an outlier, many values are far below a step and lose only themselves: the prediction is up to a
+    # quarter too high.
     assert 0.97 * seen < found < 1.25 * seen
 
 

@@ -1,4 +1,4 @@
-"""Intervals against values from the papers' formulas and against counting."""
+"""Intervals compared with values from the papers' formulas and with counts."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""The solver against trying everything."""
+"""The solver compared with an exhaustive search."""
 
 import itertools
 import time
@@ -65,7 +65,7 @@ def test_an_8b_shape_is_solved_in_a_fraction_of_a_second():
             items.append(([rows * cols // 256 * b for b in bytes_of], costs))
     started = time.thread_time()
     found = solve(items, 4_000_000_000)
-    # Usually 0.03 s; the bound only catches a search that explodes.
+    # Usually 0.03 s; the limit only detects a search that explodes.
     assert time.thread_time() - started < 5
     assert found is not None
     assert found.gap == 0

@@ -1,4 +1,4 @@
-"""There is one list of types of the KV cache, and it agrees with the table of GGML's types."""
+"""There is one list of KV cache types, and it agrees with the table of GGML's types."""
 
 import ast
 

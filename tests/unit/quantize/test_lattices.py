@@ -1,4 +1,4 @@
-"""Types of lattices: blocks stay exact, and points chosen against second moments spoil far less than ggml's own."""
+"""Codebook types: blocks stay valid, and codes chosen with Hessians lose far less than ggml's own."""
 
 import itertools
 
@@ -23,7 +23,7 @@ def weights():
 
 @pytest.fixture(scope="module")
 def curvature():
-    """Inputs of a few strong directions over a floor, as trained layers have."""
+    """Inputs with a few strong directions above a noise floor, as in trained layers."""
     rng = np.random.default_rng(5)
     strong = rng.standard_normal((2000, 200)) @ rng.standard_normal((200, WIDTH))
     inputs = strong + 3 * rng.standard_normal((2000, WIDTH))
@@ -70,7 +70,7 @@ def test_every_point_and_sign_survives_packing_and_scales_stay(weights, qtype):
 
 @pytest.mark.parametrize("qtype", LATTICES)
 def test_the_nearest_values_are_those_of_a_search_through_all(qtype):
-    """With signs that are free; where their number must be even the choice of the sign is a guess, a good one."""
+    """With free signs. If the number of signs must be even, the choice of the sign is a good heuristic."""
     lattice, rng = LATTICES[qtype], np.random.default_rng(3)
     base = quantize_rows(rng.standard_normal((4, 256)).astype(np.float32), qtype, np.ones(256, np.float32))
     grid = make_octet_grid([base], qtype, 256, np.arange(256))

@@ -1,4 +1,4 @@
-"""What stays of earlier measurements: those used last, never while another job is at work."""
+"""Which earlier measurements stay: the last used ones, and all while another job runs."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ SIZE = 1000
 
 @pytest.fixture
 def cache(tmp_path):
-    """Four measurements, the first one used longest ago, beside what is no measurement."""
+    """Four measurements, the first one least recently used, and another file next to them."""
     for at, name in enumerate("abcd"):
         folder = tmp_path / (name * 24)
         (folder / "moments").mkdir(parents=True)

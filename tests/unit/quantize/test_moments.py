@@ -1,4 +1,4 @@
-"""Second moments in subsets that fit a memory, and how far predictions are apart."""
+"""Hessians of groups that fit into memory, and the difference between predictions."""
 
 import numpy as np
 import pytest
@@ -66,6 +66,6 @@ def test_intervals_hold_the_value_and_do_not_change_between_runs():
     assert interval.low < interval.value < interval.high
     assert interval.value == pytest.approx(np.mean(means))
     assert interval == bootstrap(means)
-    # The classical interval of a mean, which resampling must come close to.
+    # The classical interval of a mean, which resampling must approximate.
     half = 1.96 * np.std(means) / np.sqrt(len(means))
     assert interval.high - interval.low == pytest.approx(2 * half, rel=0.15)

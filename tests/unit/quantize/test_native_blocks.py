@@ -1,4 +1,4 @@
-"""ggml's own rounding through ctypes: exact against an independent implementation, safe against bad arguments."""
+"""ggml's own rounding through ctypes: equal to an independent implementation, safe against bad arguments."""
 
 import gguf
 import numpy as np
@@ -50,7 +50,7 @@ def test_row_sizes_equal_the_header_readers_table(qtype):
 
 @pytest.mark.parametrize("qtype", ["Q4_K", "IQ4_XS", "Q6_K"])
 def test_threads_do_not_change_a_byte(qtype, monkeypatch):
-    """Five shares, the last one smaller."""
+    """Five parts, the last one smaller."""
     monkeypatch.setattr(blocks, "_CHUNK_VALUES", 1 << 17)
     rng = np.random.default_rng(3)
     many = rng.standard_normal((525, 1024)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Plans: within the bytes, as good as possible, honest about fallbacks, obedient to locks."""
+"""Plans stay within the bytes, are as good as possible, report fallbacks, and respect fixed types."""
 
 import time
 from pathlib import Path
@@ -34,7 +34,7 @@ ERROR = {
     "Q2_K": 0.09, "IQ3_XXS": 0.045, "IQ3_S": 0.028, "Q3_K": 0.03, "IQ4_XS": 0.0075, "IQ4_NL": 0.0074,
     "Q4_K": 0.0065, "Q4_0": 0.009, "Q5_0": 0.002, "Q5_1": 0.0019, "Q5_K": 0.0018, "Q6_K": 0.0005, "Q8_0": 3e-5,
 }  # fmt: skip
-# Of Q4_K's time a weight. Measured: log-archive.md, measuring ("what types cost here").
+# Relative to Q4_K's time per weight. Measured: log-archive.md, measuring ("what types cost here").
 MEASURED_IQ3_S = 1.98
 EVIDENCE = EvidenceRef(tier="max", has_imatrix=True)
 
@@ -150,7 +150,7 @@ def test_fallbacks_are_costed_as_they_will_happen(shape):
         qtype = GgmlType[tensor.qtype]
         assert effective_type(qtype, tensor.shape[0]) is qtype
     downs = {t.qtype for t in plan.tensors if "ffn_down" in t.name}
-    assert downs == {"F16"}  # rows of 270 fit no block
+    assert downs == {"F16"}  # rows of 270 are not a multiple of any block
     wanted = {t.wanted for t in plan.tensors if t.wanted}
     assert wanted
     assert wanted <= set(ERROR)
@@ -170,7 +170,7 @@ def test_slow_types_are_priced(spark):
     assert cpu.decode_cost < free.decode_cost
     assert "IQ3_S" in free.types.values()
     assert "IQ3_S" not in cpu.types.values()
-    # A stored measurement beats the table: here IQ3_S is the fastest of all.
+    # A stored measurement overrides the table: here IQ3_S is the fastest type.
     measured = dict.fromkeys(ERROR, 1.0) | {"IQ3_S": 0.1}
     assert decode_time(GgmlType.IQ3_S, "cpu", measured) == 0.1
     assert "IQ3_S" in make_plan(question(spark, speeds=measured), tight).types.values()
@@ -178,7 +178,7 @@ def test_slow_types_are_priced(spark):
 
 def test_types_that_few_devices_compute_fast_are_planned_where_this_one_was_timed(spark):
     tight = SizeTarget(kind="budget", limit_bytes=5_200_000)
-    # Damage of next to nothing: whatever keeps the types away, it is not their price.
+    # With almost no loss, it is not the loss that excludes these types.
     good = {t.name: dict.fromkeys(("MXFP4", "NVFP4"), 1e-09) for t in spark.tensors if allows_quantization(t)}
     damage = {name: row | good[name] for name, row in question(spark).damage.items()}
     even = {name: relative_bytes(GgmlType[name]) for name in (*ERROR, "MXFP4", "NVFP4")}
@@ -222,14 +222,14 @@ def test_the_smallest_types_are_measured_for_small_files_and_4_bit_floats_where_
 
 @pytest.mark.native
 def test_prices_measured_here_decide_about_iq3(spark, tmp_path):
-    """From the store of this machine's prices to the plan: IQ3 where it is fast here, not where it is slow."""
+    """From this machine's stored costs to the plan: IQ3 if it is fast here, not if it is slow."""
     paths = Paths(*(tmp_path / name for name in ("config", "models", "state", "cache", "logs")))
     here = machine_key(MachineState().settled())
     store = PriceStore(paths.state / "type_prices.json")
     tight = SizeTarget(kind="budget", limit_bytes=4_400_000)
 
     def planned(**ns_per_weight):
-        # Bytes of Q4_K in its time, everything else by its bytes: nothing is slow but what is said to be.
+        # Q4_K's bytes in its measured time, all other types by their bytes: only listed types are slow.
         even = {name: relative_bytes(GgmlType[name]) for name in ERROR if GgmlType[name] in BLOCK_SIZES}
         prices = TypePrices(
             machine_key=here,
@@ -314,7 +314,7 @@ def test_an_8b_shape_is_planned_quickly(shape):
     q = question(model)
     started = time.thread_time()
     plan = make_plan(q, SizeTarget(kind="budget", limit_bytes=4_900_000_000))
-    # Usually 0.1 s; the promise is 2 s.
+    # Usually 0.1 s; the guarantee is 2 s.
     assert time.thread_time() - started < 2
     assert plan.file_bytes <= 4_900_000_000
 
@@ -349,12 +349,12 @@ def test_weights_on_a_grid_take_the_smallest_type_that_holds_them(spark, device,
     assert {t.name: t.exact for t in plan.tensors if t.exact} == dict.fromkeys(layers, "TQ2_0")
     assert {t.qtype for t in plan.tensors if t.exact} == {qtype}
     assert exact_counts(plan) == {"three values": len(layers)}
-    # What is left is the loss of 8-bit inputs, and the comparison is with a file of no more bytes.
+    # The remaining loss is that of 8-bit inputs; the comparison is with a file of at most the same size.
     inputs = sum(question(spark).damage[name]["Q8_0"] for name in layers)
     assert plan.damage == pytest.approx(inputs)
     rival = next((s for s in plan.stock if s.name == plan.best_stock), None)
     assert rival is None or rival.file_bytes <= plan.file_bytes
-    # A smaller file than the grid's is still possible, and a lock overrides it.
+    # A file smaller than the grid's is still possible, and a fixed type overrides the grid.
     if device != "npu":
         locks = (TypeOverride(r"attn_v", "Q6_K"), TypeOverride(r"ffn_down", "Q4_0"))
         plan = make_plan(question(spark, device=device, exact=layers, locks=locks), SizeTarget(kind="bpw", bpw=8.0))

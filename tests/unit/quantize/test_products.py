@@ -1,4 +1,4 @@
-"""Sums of outer products are numpy's."""
+"""Sums of outer products equal numpy's."""
 
 import numpy as np
 import pytest

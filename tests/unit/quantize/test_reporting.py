@@ -1,4 +1,4 @@
-"""What a file and its report say about its making."""
+"""What a file and its report state about their creation."""
 
 import itertools
 import os
@@ -150,7 +150,7 @@ def test_a_forecast_learns_from_the_jobs_of_this_machine(plan, tmp_path):
     shape = shape_of(model, effort_of("balanced"), verified=False)
     before = seconds_by_phase(shape, learned_rates(tmp_path))
     took = {p: 3 * s for p, s in before.items()}
-    for seconds in (took, took, {"measure": 1e6}):  # one job that was interrupted by something else
+    for seconds in (took, took, {"measure": 1e6}):  # a job interrupted by something else
         learn_rates(tmp_path, shape, told(model, chosen, seconds=seconds), set(seconds))
     after = seconds_by_phase(shape, learned_rates(tmp_path))
     assert after["measure"] == pytest.approx(3 * before["measure"], rel=1e-3)
@@ -220,7 +220,7 @@ def test_what_a_gpu_takes_is_learnt_apart_and_until_then_told_as_the_processors(
     after = forecast(on_gpu, chosen, rates)
     assert not after.gpu_untimed
     assert after.phases["measure"] == pytest.approx(0.1 * before["measure"], rel=1e-3)
-    # Rounding is the processor's in every job; measuring there, or with a part of the layers, was not seen.
+    # The CPU rounds in every job; measuring on it, or with some of the layers, was not recorded.
     alone, partly = (forecast(s, chosen, rates) for s in (shape, some))
     assert alone.phases["round"] == partly.phases["round"] == pytest.approx(2 * before["round"], rel=1e-3)
     there = pytest.approx(rates["measure"] * before["measure"])

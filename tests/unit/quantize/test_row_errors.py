@@ -1,4 +1,4 @@
-"""The loss that errors of sampled rows let expect."""
+"""The loss expected from errors of sampled rows."""
 
 import pytest
 

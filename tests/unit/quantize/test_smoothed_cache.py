@@ -1,4 +1,4 @@
-"""What is known of a smoothed copy counts for the measurements that were made, and for no others."""
+"""Facts about a smoothed copy apply only to the measurements they were computed from."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Facts about quantization types stand in one table: no other file of the product names a type."""
+"""Facts about quantization types are in one table: no other product file names a type."""
 
 import ast
 
@@ -13,7 +13,7 @@ from quantize.gptq.packing import LAYOUTS
 from quantize.plan.speed import decode_time
 from tests.support.sources import ROOT, parsed
 
-# The table; what packs and unpacks blocks, one function a type; and llama.cpp's mixes, which are made of types.
+# The table; functions that pack and unpack blocks, one per type; and llama.cpp's presets, which consist of types.
 MAY_NAME = {
     "quantize/ggml_types.py",
     "quantize/gptq/codebooks.py",
@@ -22,13 +22,13 @@ MAY_NAME = {
     "quantize/onnx/weights.py",
     "quantize/plan/llama_cpp_preset_rules.py",
 }
-# Types too coarse to be planned with by a table.
+# Types too coarse to be planned from a table.
 ONLY_MEASURED = {"IQ2_XXS", "IQ2_XS", "IQ2_S", "MXFP4", "NVFP4"}
 QUANTIZED = {t.name for t in GgmlType if t.traits.block_values > 1}
 
 
 def named_types(tree):
-    """Quantized types that code names: as a whole string, or as a member of the table."""
+    """Quantized types named in code: as a whole string, or as a member of the table."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and node.value in QUANTIZED:
             yield node.lineno, node.value

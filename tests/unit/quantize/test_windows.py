@@ -1,4 +1,4 @@
-"""A text in windows of tokens: spelled once for all steps of a job, anew for another text or vocabulary."""
+"""A text as windows of tokens: tokenized once for all steps of a job, and again for another text or vocabulary."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from quantize.native.calibration import read_windows
 
 
 class Letters:
-    """A model whose tokens are letters; a bracket is a token of its own kind where those count."""
+    """A model whose tokens are letters; a bracket is a special token if those count."""
 
     bos = None
 

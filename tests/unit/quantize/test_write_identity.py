@@ -1,4 +1,4 @@
-"""At an equal recipe our file holds what llama.cpp's own quantizer writes, byte for byte."""
+"""With the same recipe, Tessera's file equals that of llama.cpp's own quantizer, byte for byte."""
 
 import subprocess
 import sys
@@ -46,7 +46,7 @@ assert lib.llama_model_quantize(source.encode(), out.encode(), params) == 0
 
 
 def random_model(path: Path) -> GgufFile:
-    """Fill the hole that stands for the weights."""
+    """Fill the sparse part that represents the weights."""
     file = read_gguf(path)
     rng = np.random.default_rng(2)
     with path.open("r+b") as out:

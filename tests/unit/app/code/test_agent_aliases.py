@@ -1,4 +1,4 @@
-"""Calls as models were trained to make them, and the call of this agent's own tool that they become."""
+"""Calls in the forms that models were trained on are mapped to the agent's own tools."""
 
 import msgspec
 import pytest

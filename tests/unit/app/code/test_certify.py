@@ -8,7 +8,7 @@ from engine.api.chat import FunctionDelta, ToolCallDelta
 
 
 class Model:
-    """A client whose model answers with `text` and `made`, streamed as deltas."""
+    """A client whose model answers with `text` and the calls `made`, streamed as deltas."""
 
     def __init__(self, text="", made=(), error=None):
         self.text, self.made, self.error = text, made, error

@@ -17,7 +17,7 @@ URL, ABLE = "http://127.0.0.1:8017", ("chat", "tools", "fim")
 ENDPOINT = Endpoint(url=URL, model="qwen3-coder", context=32768, capabilities=ABLE)
 WRITERS = sorted(name for name, integration in INTEGRATIONS.items() if integration.edits)
 
-# What a person may have in the files already.
+# Content that users may already have in these files.
 EXISTING = {
     "aider": {".aider.conf.yml": "# mine\nmodel: gpt-9\ndark-mode: true\n"},
     "codex": {".codex/config.toml": 'model = "gpt-9"\n\n[profiles.work]\nmodel = "x"\n'},
@@ -153,7 +153,7 @@ def test_a_file_changed_between_showing_and_writing_is_left_alone(home, store):
     ],
 )
 def test_zed_gets_the_format_of_the_models_family(tmp_path, model, prompt_format, tokens):
-    """Zed's own "infer" knows a few exact names only, and predicts nothing for the others."""
+    """Zed's own "infer" matches a few exact names only, and predicts nothing for others."""
     endpoint = Endpoint(url=URL, model=model, context=4096, capabilities=("fim",))
     (edit,) = INTEGRATIONS["zed"].edits(tmp_path, endpoint)
     found = json.loads(edit.after)["edit_predictions"]["open_ai_compatible_api"]

@@ -1,4 +1,4 @@
-"""What `tessera launch` names where a context has no room: smaller caches, models to close, other models."""
+"""`tessera launch` suggests what helps if a context does not fit: smaller caches, models to close, other models."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ NEED = ContextNeed(least=32_768, opening=24_071, source="a test")
 
 
 class Server:
-    """Answers as the server's routes do; `fits` are the largest contexts of its models now."""
+    """Responds like the server's routes; `fits` are the largest contexts of its models now."""
 
     def __init__(self, **fits):
         self.fits, self.loads = fits, []

@@ -1,4 +1,4 @@
-"""A corpus of generated edits: each applies exactly where its author meant it, or is refused with a reason.
+"""A corpus of generated edits: each applies exactly where its author intended, or is refused with a reason.
 
 The author of a case knows the true place by construction (line numbers), never through the code under test.
 """
@@ -54,7 +54,7 @@ def source(rng: random.Random, functions: int = 6) -> list[str]:
 
 
 def pick(rng: random.Random, lines: list[str], size: int = 3) -> int:
-    """A start whose lines hold no blank line and are unique by their numbers."""
+    """A header whose lines are unique by their numbers and never blank."""
     good = [
         i
         for i in range(len(lines) - size)
@@ -64,7 +64,7 @@ def pick(rng: random.Random, lines: list[str], size: int = 3) -> int:
 
 
 def changed(rng: random.Random, piece: list[str]) -> list[str]:
-    """Change, insert or delete a line of a piece, keeping the others."""
+    """Change, insert or delete a line of a chunk, and leave the others unchanged."""
     new = list(piece)
     where = rng.randrange(len(new))
     indent = new[where][: len(new[where]) - len(new[where].lstrip())]
@@ -100,7 +100,7 @@ def plain(rng: random.Random) -> Case:
 
 
 def moved(rng: random.Random) -> Case:
-    """The file gained lines above since the answer's author saw it; a diff's line numbers are stale."""
+    """Lines were added above since the answer's author saw the file, so a diff's line numbers are stale."""
     lines = source(rng)
     start = pick(rng, lines)
     piece = lines[start : start + 3]
@@ -118,7 +118,7 @@ def diff(piece: list[str], new: list[str], at: int) -> str:
 
 
 def reindented(rng: random.Random) -> Case:
-    """The answer quotes the code with another uniform indentation than it has in the file."""
+    """The answer quotes the code with a uniform indentation that differs from the file's."""
     lines = [("    " + line if line else line) for line in source(rng)]
     lines.insert(0, "class Holder:")
     start = pick(rng, lines)
@@ -138,7 +138,7 @@ def first_line_stripped(rng: random.Random) -> Case:
 
 
 def repeated(rng: random.Random) -> Case:
-    """The quoted lines occur twice: which one is meant cannot be known."""
+    """The quoted lines occur twice, so the intended place is ambiguous."""
     lines = source(rng)
     start = pick(rng, lines)
     piece = lines[start : start + 3]
@@ -150,7 +150,7 @@ def repeated(rng: random.Random) -> Case:
 
 
 def repeated_but_told_apart(rng: random.Random) -> Case:
-    """The same lines occur twice, and the quote takes in the line before, which differs."""
+    """The same lines occur twice; the quote includes the line before, which differs."""
     lines = source(rng)
     start = pick(rng, lines)
     piece = lines[start : start + 3]
@@ -172,7 +172,7 @@ def crlf_answer(rng: random.Random) -> Case:
 
 
 def mixed_endings(rng: random.Random) -> Case:
-    """Every line keeps its own ending, whatever it is; a changed one too."""
+    """Every line keeps its line ending, also a changed one."""
     lines = source(rng)
     start = pick(rng, lines)
     endings = [rng.choice(("\n", "\n", "\n", "\r\n")) for _ in lines]
@@ -202,7 +202,7 @@ def tabs(rng: random.Random) -> Case:
 
 
 def trailing_space(rng: random.Random) -> Case:
-    """The file has trailing blanks that the answer lost; kept lines keep theirs."""
+    """The file has trailing blanks that the answer omits; unchanged lines keep theirs."""
     lines = source(rng)
     start = pick(rng, lines)
     lines[start] += "  "
@@ -228,7 +228,7 @@ def no_newline_at_end(rng: random.Random) -> Case:
 
 
 def near_miss(rng: random.Random) -> Case:
-    """One character of the quoted code differs from the file: it is not the code that was seen."""
+    """One character of the quoted code differs from the file, so the author saw different code."""
     lines = source(rng)
     start = pick(rng, lines)
     piece = lines[start : start + 3]
@@ -239,7 +239,7 @@ def near_miss(rng: random.Random) -> Case:
 
 
 def near_miss_with_twin(rng: random.Random) -> Case:
-    """The code meant was changed meanwhile, and a twin elsewhere fits but for its indentation."""
+    """The intended code was changed meanwhile, and a copy elsewhere matches except for its indentation."""
     lines = source(rng)
     start = pick(rng, lines)
     piece = lines[start : start + 3]
@@ -257,7 +257,7 @@ def applied_already(rng: random.Random) -> Case:
 
 
 def real_diff(rng: random.Random) -> Case:
-    """A diff made by difflib over several places of the file, with or without right counts."""
+    """A diff by difflib over several places of the file, with correct or wrong line counts."""
     import difflib
 
     lines = source(rng, 9)
@@ -271,7 +271,7 @@ def real_diff(rng: random.Random) -> Case:
 
 
 def hostile(rng: random.Random) -> Case:
-    """Answers that are cut, contradictory or made to confuse the reader; none may change the file."""
+    """Answers that are truncated, contradictory or made to confuse the parser; none may change the file."""
     lines = source(rng)
     start = pick(rng, lines)
     piece = lines[start : start + 3]

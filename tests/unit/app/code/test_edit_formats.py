@@ -1,4 +1,4 @@
-"""Edits in the formats of other tools: read exactly, all or nothing for a file, or reported."""
+"""Edits in the formats of other tools: applied exactly, all or none of a file's, or reported."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Which file an edit is for: an answer is written into the files it names, or it is reported."""
+"""Checks which file an edit is for: an answer changes only the files that it names, or it is reported."""
 
 import itertools
 import time
@@ -104,7 +104,7 @@ def second(line):
         ("Makefile\n\n\n\n\n", "Makefile"),
         ("`Makefile`\nThis adds the targets that the tests need:", "Makefile"),
         ("```text\nthe old build said nothing\n```\nMakefile", "Makefile"),
-        # What may be a name and may be none is reported.
+        # A text that may be a name or not is reported.
         ("**Changes**", None),
         ("Explanation:", None),
         ("### What is new", None),
@@ -124,7 +124,7 @@ def second(line):
         ("\ufeffMakefile", None),
         ("And now the last one:", None),
         ("", None),
-        # What the workspace refuses is refused, and goes nowhere else.
+        # An edit that the workspace refuses is refused, and is not applied elsewhere.
         ("src\\b.py", None),
         ("C:\\project\\b.py", None),
         ("C:\\My Documents\\b.py", None),
@@ -213,7 +213,7 @@ def test_a_change_without_a_name_is_for_the_file_of_the_one_before(written, betw
 def test_a_change_is_never_written_to_another_file_than_was_meant(written, between, path):
     after, reported = written(FIRST + between + CHANGE.format("y = 2", "y = 20"), FILES)
     wanted = FILES | {"a.py": "x = 10\ny = 2\nz = 3\n"}
-    # An edit without a name may be the other half of the named file's.
+    # An edit without a name may be the second half of the named file's edit.
     names_another = between in {"Procfile\n", "c.py\n"}
     done = wanted | ({path: "x = 1\ny = 20\nz = 3\n"} if path else {}) if path or names_another else FILES
     assert after == done, reported
@@ -331,4 +331,4 @@ def test_a_long_hostile_answer_is_read_in_a_moment(piece):
     text = piece * (MAX_ANSWER_BYTES // len(piece) // 32) + "\n" + CHANGE.format("x", "y")
     begun = time.process_time()
     parse_answer(text, frozenset(FILES))
-    assert time.process_time() - begun < 5  # of processor time; the square of the lines takes much longer
+    assert time.process_time() - begun < 5  # of CPU time; quadratic time would be much longer

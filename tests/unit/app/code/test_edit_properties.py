@@ -11,7 +11,7 @@ from app.code.edits.parse import contents, parse_answer, split
 from app.code.edits.types import Applied, Hunk
 from tests.support.examples import examples
 
-# Few distinct lines, so that repeats, shifts and near-misses are the rule.
+# Few distinct lines, so that repeats, shifts and near misses are common.
 LINE = st.sampled_from(
     [
         "",

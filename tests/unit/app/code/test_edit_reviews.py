@@ -1,4 +1,4 @@
-"""Edits that wait for a decision, hunk by hunk: of an answer before they are written, of an agent afterwards."""
+"""Edits that wait for a decision, hunk by hunk: an answer's before they are written, an agent's afterwards."""
 
 import random
 
@@ -161,7 +161,7 @@ def test_lines_of_a_person_between_two_edits_of_the_agent_stay(reviews, root):
 
 
 def test_a_second_click_decides_about_no_other_edit(reviews, root):
-    """Ids change with each decision: what was shown is compared, not its id."""
+    """Ids change with each decision, so contents are compared."""
     offer(
         reviews,
         block("one.txt", "line 3", "LINE 3") + block("one.txt", "line 5", "LINE 5") + block("new.txt", "", "fresh"),
@@ -183,7 +183,7 @@ def test_a_second_click_decides_about_no_other_edit(reviews, root):
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 @pytest.mark.parametrize("seed", range(8))
 def test_any_order_of_decisions_leaves_exactly_what_was_accepted(reviews, root, seed, ending):
-    """All kept is the agent's text, all taken back is the text before, byte for byte."""
+    """With all edits accepted the text is the agent's; with all rejected it is the earlier text, byte for byte."""
     chance = random.Random(seed)
     before = ending.join(chance.choice("abc") for _ in range(30)) + chance.choice(["", ending])
     lines = before.split(ending)

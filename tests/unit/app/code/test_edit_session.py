@@ -116,7 +116,7 @@ def test_uncommitted_files_are_protected(project, journal):
     with pytest.raises(FileChanged, match="uncommitted"):
         dirty.apply(dirty.propose(parse_answer(ANSWER)), [0])
     dirty.apply(dirty.propose(parse_answer(ANSWER)), [0], allow_uncommitted=True)
-    # What was applied from here is known, so the next edit of the same file needs no leave.
+    # Edits applied here are known, so the next edit of the same file needs no permission.
     dirty.apply(dirty.propose(parse_answer(ANSWER)), [1])
     assert (project / "one.py").read_text() == "a = 10\nb = 2\nc = 30\n"
 

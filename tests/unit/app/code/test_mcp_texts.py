@@ -1,4 +1,4 @@
-"""Each program's text says the same: which command to start, and with which variables."""
+"""Every program's text contains the same: the command to start, and its variables."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""The command that opens a file at a line: by setting and by what is installed. Nothing is started here."""
+"""The command that opens a file at a line, by setting and installed programs. Nothing is started here."""
 
 import os
 import sys

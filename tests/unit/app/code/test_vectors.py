@@ -14,7 +14,7 @@ SYNONYMS = {"rocket": "spaceship", "launching": "deploying", "round": "circle", 
 
 
 class Meaning:
-    """Embeds a text as a bag of words in which synonyms are the same word."""
+    """Embeds a text as a bag of words, in which synonyms are one word."""
 
     def __init__(self, width=512):
         self.width, self.texts = width, []
@@ -97,7 +97,7 @@ def test_chunks_found_by_meaning_follow_the_first_three_found_by_words():
 
 
 class Short(Meaning):
-    """Refuses texts of more than `limit` characters, as a server does whose model has a short context."""
+    """Refuses texts of more than `limit` characters, like a server whose model has a short context."""
 
     def __init__(self, limit, *, counts=True, status=400):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Berkeley's cases as ours: the sample is fixed, types are JSON Schema's, and the judge follows the set's rules."""
+"""Berkeley's function-calling cases: a fixed sample, JSON Schema types, and the rules of the set's own judge."""
 
 import json
 import zipfile

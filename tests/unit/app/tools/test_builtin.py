@@ -1,4 +1,4 @@
-"""The calculator and the reader of files: what they answer, and what nobody gets out of them."""
+"""The calculator and the file reader: their answers, and what they never disclose."""
 
 import time
 from pathlib import Path
@@ -95,7 +95,7 @@ def test_what_is_built_in_is_opened_by_its_name_and_the_home_folder_is_never_all
     monkeypatch.setenv("HOME", str(tmp_path))
     consent = ToolConsent(ConsentStore(), lambda _: "no")
     names = ("tessera:calculator", "tessera:files", "gone")
-    for above in (tmp_path.parent, Path("/")):  # a folder above it would open it as well
+    for above in (tmp_path.parent, Path("/")):  # a folder above it would include it
         assert open_sources(names[:2], above, RunningServers(), consent)[0][1].specs == ()
     sources, problems = open_sources(names, tmp_path, RunningServers(), consent)
     assert [source.name for source in sources] == ["tessera:calculator", "tessera:files"]

@@ -1,4 +1,4 @@
-"""The memory: what is stored for whom, which facts a question gets, and when a fact is saved without a question."""
+"""The memory: the owner of each stored fact, the facts sent with a question, and facts saved without consent."""
 
 import json
 

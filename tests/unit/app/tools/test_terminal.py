@@ -1,4 +1,4 @@
-"""Tools in `tessera chat`: called with consent, answered with, and never without a person to ask."""
+"""Tools in `tessera chat`: called with consent, their results used, and never called without a user."""
 
 import json
 import sys

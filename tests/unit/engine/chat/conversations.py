@@ -1,4 +1,4 @@
-"""What a real template writes for a turn with calls, as the text a model would have generated."""
+"""The text that a real template renders for a turn with calls, used as model output."""
 
 import json
 from functools import cache

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - models' texts are kept on one line, with the full-width bars of DeepSeek
-"""Reasoning, text and calls as models really write them: well, badly and not at all."""
+"""Reasoning, text and calls as models really generate them: correct, malformed or none."""
 
 import msgspec
 import pytest
@@ -118,7 +118,7 @@ def test_a_tool_is_called_by_its_own_name_where_others_are_alike(names):
             assert parse(json_call, tools=tools)[2] == [(name, {"x": 1})]
             bare = f'{{"name": "{name}", "arguments": {{"x": 1}}}}'
             assert parse(bare, tools=tools)[2] == [(name, {"x": 1})]
-            # The one argument that has no name gets that of the tool's only parameter: it is this tool's schema.
+            # An argument without a name gets the name of the tool's only parameter, as this tool's schema allows.
             unnamed = f'<tool_call>{{"name": "{name}", "arguments": "text"}}</tool_call>'
             assert parse(unnamed, tools=tools)[2] == [(name, {name: "text"})]
             tagged = (

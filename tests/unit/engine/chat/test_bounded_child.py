@@ -1,4 +1,4 @@
-"""What bounds a child's work: what it computes, not how long the machine let it wait."""
+"""A child's work is limited by what it computes, not by how long the machine makes it wait."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ pytestmark = [
 ]
 LIMIT_S = 1.0
 ENDLESS = "{% for a in range(100000) %}{% for b in range(100000) %}{{ a }}{% endfor %}{% endfor %}"
-# Writes nothing, so that time ends it and never memory.
+# Writes nothing, so that the time limit ends it, not the memory limit.
 SILENT = ENDLESS.replace("{{ a }}", "{% if a < 0 %}x{% endif %}")
 
 
@@ -39,7 +39,7 @@ def job(source):
 
 
 def test_a_child_that_gets_no_turn_is_waited_for(child):
-    """Stopped by the system for twice its limit, as beside a dozen other programs."""
+    """Stopped by the system for twice its limit, as if a dozen other programs were running."""
     assert child.ask_blocking(job("{{ 1 }}"))
     os.kill(child.pid, signal.SIGSTOP)
     timer = threading.Timer(LIMIT_S * 2, os.kill, (child.pid, signal.SIGCONT))
@@ -78,7 +78,7 @@ def test_a_child_that_computes_without_an_end_is_stopped(child):
 
 @pytest.mark.parametrize("restored_after_s", [LIMIT_S * 2, LIMIT_S * 8])
 def test_the_limit_holds_in_a_moment_without_descriptors(child, restored_after_s):
-    """What it has computed cannot be looked up then; the watch goes on and falls back on the clock."""
+    """If its CPU time cannot be read, the watchdog continues with the clock."""
     resource = pytest.importorskip("resource")
     assert child.ask_blocking(job("{{ 1 }}"))
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""A call that a model only weighs in its reasoning is no call; one in reasoning that it forgot to close is."""
+"""A call that a model only considers in its reasoning is not executed; a call in reasoning left open is."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.unit.engine.chat.conversations import NAMES, TOOLS, collect, render, 
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 WEATHER = [("get_weather", {"city": "Rome"})]
-# Templates of the families whose calls have marks that mean something in reasoning; elsewhere nothing there does.
+# Templates of the families whose call markers count inside reasoning; the others ignore them there.
 FAMILIES = {name: choose(source(name)) for name in NAMES}
 WEIGHING = [name for name, family in FAMILIES.items() if family.breaks_reasoning and not family.bare_first]
 
@@ -59,7 +59,7 @@ def test_a_call_in_reasoning_that_is_never_closed_is_made(name):
     text = f"{start}I look.\n{calls}"
     _, reasoning, made, malformed = parse(dialect, text, prefill)
     assert (reasoning, made, malformed) == ("I look.", expected, [])
-    # Whether the end of the reasoning would have followed is not known.
+    # It is unknown whether the end of the reasoning would have followed.
     assert parse(dialect, text, prefill, cut=True)[2] == []
     assert parse(dialect, text, prefill, ended=False)[2] == []
 

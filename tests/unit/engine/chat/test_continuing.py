@@ -1,4 +1,4 @@
-"""Continuing an answer that has begun, in every family's own marks; forced calls end."""
+"""Continues a started answer with every family's own markers; forced calls end."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ ENDS = {
 
 
 def continued(name, reasoning, content):
-    """What the template makes of a conversation whose last answer is to be continued."""
+    """The rendered template of a conversation whose last answer is to be continued."""
     answer = Message(role="assistant", content=content, reasoning=reasoning)
     job = RenderJob(
         template=ChatTemplate(source=source(name), bos="<s>", eos="</s>"),

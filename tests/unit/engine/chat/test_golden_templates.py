@@ -1,4 +1,4 @@
-"""All templates that llama.cpp carries: render a turn with reasoning, text and calls, and read it back."""
+"""All templates included with llama.cpp: render a turn with reasoning, text and calls, and parse it again."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Models' JSON becomes JSON, and JSON stays what it was."""
+"""Models' JSON is repaired, and valid JSON stays unchanged."""
 
 import json
 

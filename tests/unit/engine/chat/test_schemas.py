@@ -1,4 +1,4 @@
-"""Schemas that clients send: what asserts nothing goes, what cannot be enforced is named or refused."""
+"""Schemas that clients send: keywords without effect are removed; unenforceable ones are reported or refused."""
 
 import asyncio
 import json
@@ -24,13 +24,13 @@ LIST = {"type": "array", "items": TEXT}
 
 
 def accepts(source, value):
-    """Whether a model may write this value under a schema that was checked."""
+    """Whether a model may generate this value under a checked schema."""
     matcher = llguidance.LLMatcher(CHECKER._tokenizer, grammar_of("json_schema", source, {}), log_level=0)
     return all(matcher.consume_token(byte) for byte in json.dumps(value).encode()) and matcher.is_accepting()
 
 
 def tried(part, *, strict):
-    """The verdict on an object with one member of this schema, and what became of the member's schema."""
+    """The result for an object with one member of this schema, and the member's schema afterwards."""
     whole = {"type": "object", "properties": {"q": part}, "required": ["q"], "$defs": {"c": {"enum": ["a", "b"]}}}
     verdict = CHECKER.check(GrammarCheckRequest(kind="json_schema", source=json.dumps(whole), strict=strict))
     return verdict, json.loads(verdict.source)["properties"]["q"]
@@ -110,7 +110,7 @@ def test_an_unknown_format_is_an_annotation():
         assert made.get("format") == found or made["pattern"]
 
 
-# Texts of a format, and texts that only look like it.
+# Texts of a format, and texts that only resemble it.
 FORMAT_TEXTS = {
     "date": (["2024-02-29", "2000-02-29", "0001-01-01", "2023-12-31"],
              ["2021-02-29", "2100-02-29", "2023-04-31", "2023-13-01", "0000-01-01", "2023-00-10", "2023-1-1"]),
@@ -140,7 +140,7 @@ def test_a_date_that_a_pattern_makes_impossible_is_refused():
 
 
 X, Y = {"x": {"type": "integer"}}, {"y": {"type": "integer"}}
-# A oneOf that the engine does not take; values of it that may be written; values of none or of several branches.
+# A oneOf that the engine does not support; values it allows; values of none or of several branches.
 ONE_OF = {
     "other required members": (
         {"oneOf": [{"type": "object", "properties": X, "required": ["x"]},
@@ -343,7 +343,7 @@ def test_a_large_schema_loses_the_branches_that_cannot_be_merged_and_nothing_els
 
 
 ADDRESS = {"type": "object", "properties": {"city": TEXT}, "required": ["city"]}
-# A schema; values that may be written; values that may not, though the schema allows them.
+# A schema; values that may be generated; values that may not, although the schema allows them.
 CLOSED = {
     "plain": ({"properties": {"a": TEXT}}, [{}, {"a": "x"}], [{"b": 1}, {"a": "x", "b": 1}]),
     "nested": ({"properties": {"at": ADDRESS}}, [{"at": {"city": "x"}}], [{"at": {"city": "x", "b": 1}}]),
@@ -377,7 +377,7 @@ CLOSED = {
                          [{"p": {"kind": "a", "z": 1}}]),
     "a number of them": ({"properties": {"a": TEXT, "b": TEXT}, "minProperties": 1}, [{"a": "x"}], [{"c": 1}]),
 }  # fmt: skip
-# Schemas that speak of further members, with a value of such members.
+# Schemas with rules for additional members, and a value with such members.
 OPEN = {
     "said so": ({"properties": {"a": TEXT}, "additionalProperties": True}, {"b": 1}),
     "a type for others": ({"properties": {"a": TEXT}, "additionalProperties": {"type": "integer"}}, {"b": 1}),
@@ -427,7 +427,7 @@ def test_an_object_that_may_have_others_may_have_them(name):
 
 
 def test_closing_lets_nothing_through_that_two_branches_would_refuse():
-    """{"a": "x"} fits both and is no value of oneOf; whoever needs a guarantee is told that there is none."""
+    """{"a": "x"} matches both, so it is not a valid oneOf; callers who need a guarantee are told there is none."""
     schema = {"oneOf": [{"properties": {"a": TEXT}}, {"properties": {"b": TEXT}}]}
     assert CHECKER.check(GrammarCheckRequest(kind="json_schema", source=json.dumps(schema))).problem != ""
 

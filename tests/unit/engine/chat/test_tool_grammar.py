@@ -1,4 +1,4 @@
-"""A model that may only follow the grammar makes calls that the parser reads and the schema accepts."""
+"""A model restricted to the grammar makes calls that the parser reads and the schema accepts."""
 
 import jsonschema
 import numpy as np
@@ -14,7 +14,7 @@ from engine.runner.generation.grammar_mask import ConstraintCompiler
 from tests.unit.engine.chat.conversations import collect
 from tests.unit.engine.runner.test_constrain import BytesAndWords, generate
 
-# No texts inside lists: the words that close a tag, which this test says often, would stand in them.
+# Lists contain no strings, because the test's texts often contain the words that close a tag.
 PARAMETERS = {
     "type": "object",
     "properties": {
@@ -28,7 +28,7 @@ TOOLS = tuple(ToolDefinition(name=name, parameters=PARAMETERS) for name in ("get
 
 
 def own_notation(dialect):
-    """Only frame and name are enforced where arguments are neither JSON nor tags."""
+    """Only the frame and the name are enforced if arguments are neither JSON nor tags."""
     form = dialect.forms[0]
     return isinstance(form, PythonCalls) or (isinstance(form, NamedCalls) and form.quote is not None)
 

@@ -1,4 +1,4 @@
-"""The check of an answer's sentences against the passages it was made from."""
+"""The check of an answer's sentences against their source passages."""
 
 from pathlib import Path
 
@@ -81,7 +81,7 @@ def test_no_passages_carry_nothing():
 
 
 def counted(name):
-    """(found false sentences, all of them, alarms, all true sentences) of a labelled file, by words alone."""
+    """(found false sentences, all false ones, alarms, all true sentences) of a labelled file, by words alone."""
     own = Stemmer(apsw.Connection(":memory:")).stems
     rows = [msgspec.json.decode(line) for line in (SENTENCES / name).read_bytes().splitlines()]
     found, alarms, all_false = 0, [], 0

@@ -1,4 +1,4 @@
-"""Readers of documents by kind; cutting pages into passages."""
+"""Document readers by type; splitting pages into passages."""
 
 import time
 
@@ -9,7 +9,7 @@ from engine.documents.reader_child import MOST_CHARS, Cutter
 from engine.documents.types import Block, Page
 
 LONG_CHARS = 40_000_000
-# A pass over it takes well under a second; copying the rest at every piece took minutes.
+# One pass over it takes well under a second; copying the remainder for every chunk took minutes.
 MOST_S = 20
 
 
@@ -24,5 +24,5 @@ def test_a_block_without_ends_is_cut_once_through():
 
 @pytest.mark.parametrize("kind", formats._READERS)
 def test_every_kind_of_file_has_its_reader(kind):
-    """They are found by name when the first file of the kind comes."""
+    """They are looked up by name when the first file of the type is read."""
     assert callable(formats.reader_of(kind))

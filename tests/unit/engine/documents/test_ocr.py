@@ -1,4 +1,4 @@
-"""What is told of a picture that OCR could not read."""
+"""Reports about an image that OCR could not read."""
 
 from types import SimpleNamespace
 
@@ -40,7 +40,7 @@ def drawn():
 
 
 def recognized(pixels, use_cls):
-    """Lines wherever they lie; they are read well only upright, or sideways, as the package reads them."""
+    """Lines in any orientation; like the package, it reads them well only upright or sideways."""
     assert not use_cls, "its classifier leaves turned lines in their order"
     upright = pixels.shape[1] > pixels.shape[0]
     is_right = upright and pixels[5, 100, 0] == 1
@@ -61,7 +61,7 @@ def test_a_page_is_read_from_its_first_line_however_it_lies(monkeypatch, turns):
 
 
 def test_columns_of_vertical_text_are_not_turned(monkeypatch):
-    """Japanese from top to bottom: turned, it would be read worse."""
+    """Japanese from top to bottom; rotated, it would be read worse."""
     column = [[(5, 5), (15, 5), (15, 190), (5, 190)]]
 
     def recognize(pixels, use_cls):

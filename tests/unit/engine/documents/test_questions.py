@@ -1,4 +1,4 @@
-"""Which messages of a chat are searched for: one that is whole by itself, one that points back with its topic."""
+"""The text that is searched for: a message that is complete by itself, or one with the topic it refers to."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Finding passages: both ways fused by score, pages before more of the same page."""
+"""Searching passages: keyword and semantic scores are combined; other pages rank before more of the same page."""
 
 import asyncio
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from engine.documents.store import Store
 from engine.documents.types import Chunk, PageRead, Passage
 from engine.documents.vectors import Vectors, packed
 
-# Page 1 says most about rust; page 2 names it once; page 3 is what the vector points at and holds no word of it.
+# Page 1 is mostly about rust; page 2 mentions it once; page 3 has the query's vector and none of its words.
 PAGES = (
     ("Rust eats iron. Rust is red, rust is brown.", "Rust again, on every rail and rust on every nail."),
     ("The bridge was painted because of rust, says the report of the year.",),
@@ -72,7 +72,7 @@ def test_other_texts_before_the_passages_make_all_vectors_anew(store):
 
 
 def test_cosines_of_a_model_that_has_them_close_together_count_from_where_they_begin(store):
-    # The vector of page 3 is (1, 0); seen from (.9, .44) it has .9, and page 1 with most words has .89 and .83.
+    # The vector of page 3 is (1, 0). Its cosine with (0.9, 0.44) is 0.9; page 1 with most words has 0.89 and 0.83.
     seen_from = np.array((0.9, 0.436))
     plain = find(store, Vectors(store), "salt", seen_from, "both", 9)
     counted = find(store, Vectors(store), "salt", seen_from, "both", 9, 0.7)
@@ -140,7 +140,7 @@ def test_the_same_text_in_a_renamed_folder_keeps_its_vector(store):
     store.add_pages(store.begin("/b/a.txt", "text", 1, 1, "a"), [PageRead(1, "", tuple(chunks))], done=True)
     assert store.counts().embedded == 2
     store.add_pages(store.begin("/b/c.txt", "text", 1, 1, "c"), [PageRead(1, "", tuple(chunks))], done=True)
-    assert store.counts().embedded == 2  # another title, which is part of what is embedded
+    assert store.counts().embedded == 2  # another title, which is embedded too
     store.remove(["/b/a.txt"])
     store.forget_spare()
     store.add_pages(store.begin("/a.txt", "text", 1, 1, "a"), [PageRead(1, "", tuple(chunks))], done=True)
@@ -169,7 +169,7 @@ def test_a_late_reranker_is_left_behind_but_ends_its_work():
 
 @pytest.mark.parametrize(("stuck_at", "seconds", "expected"), [(3, 60.0, 10), (1, 0.5, 4), (0, 0.5, 0)])
 def test_a_slow_reranker_orders_the_passages_that_it_reads_in_time(monkeypatch, stuck_at, seconds, expected):
-    """The best passages are read first; what is late is cancelled, so that it takes no more of the processor."""
+    """The best passages are read first; late ones are cancelled, so that they use no more CPU time."""
     from engine.server.documents import service
 
     hits = [Passage(id=number, document=1, path="/a", title="a", page=1) for number in range(10)]

@@ -1,4 +1,4 @@
-"""The catalogue: what it finds, what it remembers, what it never opens twice."""
+"""The catalogue: what it finds, what it stores, and which files it never opens twice."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def test_a_folder_that_was_moved_shows_as_missing_or_offline_and_comes_back(
     drive.rename(tmp_path / "unplugged")
     assert catalogue.refresh() == catalogue_module.Changes()
     assert catalogue.get("far").state == "missing"
-    monkeypatch.setattr(disk_speed, "_DRIVES", (tmp_path.parent,))  # as if drives were mounted there, and none is
+    monkeypatch.setattr(disk_speed, "_DRIVES", (tmp_path.parent,))  # as if no drive were mounted there
     assert catalogue.get("far").state == "offline"
     (tmp_path / "unplugged").rename(drive)
     assert catalogue.get("far").state == "online"
@@ -111,7 +111,7 @@ def _copied_with_new_times(models):
 
 @pytest.mark.parametrize("move", [_renamed, _into_a_folder, _copied_with_new_times])
 def test_a_moved_file_is_the_same_model_in_another_place(catalogue, put, gguf, paths, move):
-    """It keeps its id and the name that the user gave it, and is listed once."""
+    """It keeps its id and the user's name for it, and is listed once."""
     put("old.gguf", gguf())
     put("other.gguf", gguf(numbers={"llama.context_length": 10}))
     catalogue.refresh()
@@ -154,7 +154,7 @@ def test_a_copy_or_another_model_of_the_same_name_is_a_model_of_its_own(catalogu
 
 
 def test_a_located_model_keeps_its_id_and_one_that_came_back_keeps_its_file(catalogue, put, gguf, tmp_path):
-    """The second part lost the file before: it was moved to the trash as that of a model without a file."""
+    """The second part lost the file before: it was moved to the trash as the file of a model without one."""
     path = put("wanderer.gguf", gguf())
     catalogue.refresh()
     path.unlink()
@@ -163,7 +163,7 @@ def test_a_located_model_keeps_its_id_and_one_that_came_back_keeps_its_file(cata
     assert catalogue.relocate("wanderer", other).id == "wanderer"
     found = catalogue.get("wanderer")
     assert (found.path, found.origin.kind, found.state) == (other, "linked", "online")
-    path.write_bytes(gguf())  # another model meanwhile
+    path.write_bytes(gguf())  # a different model meanwhile
     catalogue.refresh()
     assert ids(catalogue) == ["spark", "wanderer", "wanderer-2"]
     other.unlink()
@@ -202,7 +202,7 @@ def test_names_that_collide_are_numbered_and_stay(catalogue, put, gguf):
     before = {str(e.path): e.id for e in catalogue.entries()}
     catalogue.refresh()
     assert {str(e.path): e.id for e in catalogue.entries()} == before
-    assert catalogue.get("Same Name") is None  # three of that name: no silent guess
+    assert catalogue.get("Same Name") is None  # three of that name: none is chosen silently
 
 
 def test_a_file_whose_ending_has_capitals_is_a_model(catalogue, put, gguf, tmp_path):
@@ -236,7 +236,7 @@ def test_a_folder_in_openvinos_own_format_is_shown_with_what_it_needs(catalogue,
     put("phi-int4-ov/config.json", b"{}")
     for name in ("openvino_model.xml", "openvino_model.bin", "openvino_tokenizer.xml"):
         put(f"phi-int4-ov/{name}", b"x")
-    put("minilm/openvino/openvino_model.xml", b"x")  # beside the ONNX form of the same model: no second one
+    put("minilm/openvino/openvino_model.xml", b"x")  # next to the ONNX form of the same model: not a second model
     catalogue.refresh()
     assert {e.id for e in catalogue.entries()} == {"phi-int4-ov", "spark"}
     entry = catalogue.get("phi-int4-ov")

@@ -1,4 +1,4 @@
-"""Downloading over real sockets against the fake hub, with everything that goes wrong on the way."""
+"""Downloads over real sockets from the fake hub, with everything that can fail during one."""
 
 import hashlib
 import os
@@ -32,7 +32,7 @@ def test_pull_verifies_places_and_lists(hub, client, catalogue, spark):
     assert seen[-1].done == seen[-1].total == SPARK.stat().st_size
     assert {"downloading", "verifying"} <= {p.phase for p in seen}
     hub.requests.clear()
-    assert download(client, catalogue).run(JobContext()).id == "spark-f16"  # nothing is fetched twice
+    assert download(client, catalogue).run(JobContext()).id == "spark-f16"  # nothing is downloaded twice
     assert not [path for _, path, _ in hub.requests if "resolve" in path]
     again = Catalogue(catalogue.paths)
     assert again.get("org/Spark-GGUF:F16").origin.revision == "c" * 40
@@ -91,7 +91,7 @@ def test_cut_links_are_mended(hub, client, catalogue, spark):
     hub.faults.cut_after = [100_000, 3_000_000, 0, 2_000_000]
     entry = download(client, catalogue).run(JobContext())
     assert entry.path.read_bytes() == SPARK.read_bytes()
-    assert hub.sent_bytes < SPARK.stat().st_size + 5 * MB  # what had arrived was not fetched again
+    assert hub.sent_bytes < SPARK.stat().st_size + 5 * MB  # the received bytes were not downloaded again
 
 
 def test_a_stalled_link_shows_as_stalled_and_resumes(hub, client, catalogue, spark, monkeypatch):
@@ -244,7 +244,7 @@ def pull_process(hub):
 
 @pytest.mark.process
 def test_two_processes_share_one_download(hub, client, catalogue, spark):
-    hub.faults.bytes_per_s = MB  # until the second has met the first
+    hub.faults.bytes_per_s = MB  # until the second process has met the first
     notes = set()
 
     def watch(progress):

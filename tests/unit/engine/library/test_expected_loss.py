@@ -1,4 +1,4 @@
-"""What is read of an upload and of its original, from their headers."""
+"""Facts read from the headers of an upload and its original."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from quantize.ggml_types import GgmlType, row_bytes
 
 
 def upload(label, qtype, shapes, **metadata):
-    """A model whose only file has these tensors, one after the other."""
+    """A model whose only file has these tensors, in this order."""
     tensors, offset = [], 4096
     for name, shape in shapes.items():
         rows = 1

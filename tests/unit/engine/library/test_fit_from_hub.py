@@ -1,4 +1,4 @@
-"""Making a model fit from the hub: what is downloaded, kept and deleted. The file itself is made in e2e."""
+"""Making a model fit from the hub: which files are downloaded, kept and deleted. The file itself is made in e2e."""
 
 import msgspec
 import pytest
@@ -15,7 +15,7 @@ F16 = QuantizeOptions(model="org/Spark-GGUF:F16", bpw=4.5, download=True, keep_s
 
 @pytest.fixture
 def made(monkeypatch, hub, spark):
-    """The requests that reached the quantizer; `act` is done there."""
+    """The requests that reached the quantizer; `act` is called there."""
     monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
     seen = []
 

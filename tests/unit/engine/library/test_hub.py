@@ -67,7 +67,7 @@ def test_search_finds_and_follows_pages(hub, client):
 
 
 def test_a_list_that_goes_on_at_another_host_is_not_followed(hub, client):
-    """The next page is asked for with the user's token, which is the hub's alone."""
+    """The next page is requested with the user's token, which only the hub may get."""
     for index in range(4):
         hub.add(f"org/Model-{index}-GGUF", {})
     hub.page, hub.next_page_at = 2, hub.storage
@@ -175,7 +175,7 @@ def test_no_telemetry_and_no_request_beyond_the_asked_one(hub, client, spark):
 
 
 class Liar:
-    """A hub that sends what a test says, whatever was requested; `sent` counts the bytes that were taken."""
+    """A hub that sends what a test sets, whatever was requested; `sent` counts the bytes that were read."""
 
     def __init__(self):
         self.parts, self.sent, self.requests = (), 0, 0

@@ -58,7 +58,7 @@ def test_a_sibling_with_another_vocabulary_is_read_in_full_and_right(hub, client
     odd = remote_gguf(GgmlType.Q8_0, 7, tokens=3000)
     raw = bytearray(odd.data.head)
     at = raw.index(b"tok000010")
-    raw[at - 8 : at + 9] = struct.pack("<Q", 41) + b"x" * 41  # one longer token, in place of one of nine letters
+    raw[at - 8 : at + 9] = struct.pack("<Q", 41) + b"x" * 41  # one longer token instead of one of nine letters
     odd.data = Zeros(bytes(raw), odd.data.size + 32)
     odd.__post_init__()
     hub.add("org/Odd-GGUF", {"odd-Q4_K_M.gguf": remote_gguf(GgmlType.Q4_K, 15, tokens=3000), "odd-Q8_0.gguf": odd})
@@ -95,7 +95,7 @@ def test_where_nothing_ready_fits_our_own_is_as_large_as_does(hub, client, catal
     assert plan.best is None
     assert plan.own.instead_of is None
     assert 4.9 * GB < plan.own.file_bytes <= 5 * GB
-    assert judged(client, catalogue, GB // 2).own is None  # no mix is that small
+    assert judged(client, catalogue, GB // 2).own is None  # no recipe is that small
 
 
 def test_an_exact_file_alone_is_quantized_to_what_loses_little(hub, client, catalogue):

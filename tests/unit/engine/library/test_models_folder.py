@@ -21,7 +21,7 @@ class Killed(BaseException):
 
 
 class Stops(JobContext):
-    """A control that does something at its n-th report or check."""
+    """A job context that calls a function at its n-th report or check."""
 
     def __init__(self, at, act):
         super().__init__()
@@ -59,7 +59,7 @@ class Settings:
 
 @pytest.fixture(params=["links", "copies"])
 def library(request, paths, put, gguf, monkeypatch):
-    """Three models, one of them removed, a note, a link to another drive and the part of a download."""
+    """Three models, one of them removed, a note, a link to another drive and a partial download."""
     monkeypatch.setattr(models_folder, "_WAIT_S", 0)
     if request.param == "copies":
 
@@ -284,7 +284,7 @@ def test_a_strangers_journal_deletes_and_writes_nothing_elsewhere(library, paths
     (parent / "outside" / "victim").write_text("mine")
     target.mkdir()
     (target / "out").symlink_to(parent / "outside")
-    (target / "org").symlink_to(parent / "outside")  # where one of the models would go
+    (target / "org").symlink_to(parent / "outside")  # the future path of one of the models
     lines = [str(source), name.format(parent=parent)]
     (target / ".moving.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
     task = check(paths, target, Settings().kept.append)

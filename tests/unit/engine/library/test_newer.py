@@ -1,4 +1,4 @@
-"""Newer versions of models on the hub: told, fetched, and the older one kept until the newer one works."""
+"""Newer versions of models on the hub: reported, downloaded, and the older one kept until the newer one works."""
 
 import pytest
 
@@ -15,7 +15,7 @@ PLACE = ["hub/org/Spark-GGUF/.tessera.json", f"hub/org/Spark-GGUF/{NAME}"]
 
 
 def changed(raw):
-    """Another file that is a model all the same: its last weights differ."""
+    """A different file that is also a model: its last weights differ."""
     return raw[:-64] + bytes(64)
 
 
@@ -53,7 +53,7 @@ def test_a_version_that_cannot_be_read_leaves_the_one_before_it(hub, client, cat
     assert installed.path.read_bytes() == SPARK.read_bytes()
     assert catalogue.get(installed.id).state == "online"
     assert leftovers(catalogue) == PLACE
-    [found], _ = look_for_newer(catalogue, client)  # the note says what lies there, not what was tried
+    [found], _ = look_for_newer(catalogue, client)  # the note describes the file that is there, not the attempt
     assert found.revision == "d" * 40
 
 

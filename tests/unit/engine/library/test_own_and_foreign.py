@@ -188,7 +188,7 @@ def test_import_of_a_folder_and_of_a_split_model(catalogue, tmp_path, gguf):
 
 
 def test_the_same_content_is_not_copied_again(catalogue, tmp_path, gguf):
-    """Under another name, in parts and as a folder; one byte makes another model, and so does a linked one."""
+    """Under another name, in parts and as a folder. One byte makes it a different model, as does a linked one."""
     first = write(tmp_path / "one.gguf", gguf())
     ours = importing.import_copy(catalogue, first, JobContext())
     again = write(tmp_path / "Another Name.gguf", first.read_bytes())
@@ -317,7 +317,7 @@ def test_removing_is_undoable_until_the_trash_is_emptied(catalogue, put, gguf):
     trash = Trash(catalogue)
     before = catalogue.get("m")
     removed = trash.remove(before)
-    assert not path.parent.exists()  # nor is an empty folder left
+    assert not path.parent.exists()  # no empty folder is left either
     assert catalogue.paths.models.is_dir()
     catalogue.refresh()
     assert catalogue.get("m") is None

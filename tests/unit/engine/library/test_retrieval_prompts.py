@@ -1,4 +1,4 @@
-"""Which texts an embedding model reads before questions and passages, told by its names."""
+"""The prefixes that an embedding model needs before queries and passages, recognized by its names."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""ONNX files that try to leave their folder, run code, or lie about their sizes are refused before ONNX Runtime."""
+"""ONNX files that try to leave their folder, run code, or declare false sizes are refused before ONNX Runtime."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Where a model is placed on recorded machines, and why."""
+"""Placement of a model on recorded machines, with reasons."""
 
 import json
 from bisect import bisect_left
@@ -46,7 +46,7 @@ SIZES = range(GIB // 8, HALO.memory.total_bytes, 16 << 20)  # of memory that may
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    # Of fewer weights no GPU is worth its launches.
+    # With fewer weights, no GPU is worth its kernel launches.
     wide = scaled("llama", vocab=1000, ffn=16384, qtype=GGMLQuantizationType.Q8_0)
     return str(write_hollow(tmp_path_factory.mktemp("dispatch") / "m.gguf", wide))
 
@@ -58,7 +58,7 @@ def shape(path):
 
 @pytest.fixture
 def without_our_kernels(monkeypatch):
-    """As where they are not built: on other systems than Linux and other processors than x86."""
+    """As where they are not built: on systems other than Linux and CPUs other than x86."""
     monkeypatch.setattr(candidates, "tiles_library", lambda _folder: None)
 
 
@@ -160,7 +160,7 @@ def test_layers_are_split_when_not_all_fit(shape, path):
 
 
 def two_at_once():
-    """What was learnt of a model that mostly answers two at once."""
+    """Statistics of a model that mostly generates two responses concurrently."""
     memory = PlacementHistory(None)
     memory.record_use("", 2000, 100.0, 2)
     return memory
@@ -171,7 +171,7 @@ def test_layers_on_a_small_gpu_come_before_cells_to_spare(shape, path):
     roomy = base(path, kv_cells=8 * 4096, n_parallel=8)
     tight = placed(shape, path, HALO, settings=base(path, n_parallel=8)).need.device_bytes(IGPU)
     spare = placed(shape, path, HALO, memory=memory, settings=roomy)
-    assert spare.settings.kv_cells > 4096  # where there is room, there are cells for all
+    assert spare.settings.kv_cells > 4096  # if there is enough memory, there are cells for all
     assert spare.need.device_bytes(IGPU) > tight
     small = placed(shape, path, with_gpu_memory(HALO, IGPU, tight), PlacementLimits(device="igpu"), memory, roomy)
     assert (small.settings.n_gpu_layers, small.settings.kv_cells, small.fits) == (7, 0, True)
@@ -256,7 +256,7 @@ def test_the_files_own_head_guesses_where_it_fits_and_nothing_else_does(tmp_path
     least = SIZES[bisect_left(SIZES, 1, key=lambda n: found(n).fits)]
     near = [found(n) for n in range(least - (16 << 20), least + (64 << 20), 1 << 20)]
     fitting = [placement.settings.mtp for placement in near if placement.fits]
-    assert fitting[0] is False  # rather without it than not at all
+    assert fitting[0] is False  # better without it than not at all
     assert fitting[-1] is True
     fallback = next_fallback(base(file, mtp=True), HALO, ())
     assert fallback is not None
@@ -284,7 +284,7 @@ def test_a_model_of_long_chats_attends_plainly_at_its_next_load(shape, path):
     long = [(300, 2000.0, 1)] * 4
     assert attention(long) == "off"
     assert attention(long, owner="another") == "auto"
-    assert attention(long[:3]) == "auto"  # too little is known
+    assert attention(long[:3]) == "auto"  # too few data
     assert attention([(300, 200.0, 1)] * 9) == "auto"
     assert attention([(300, 2000.0, 4)] * 9) == "auto"
     assert attention([*long * 9, *[(300, 100.0, 6)] * 40]) == "auto"  # habits change
@@ -304,14 +304,15 @@ def test_what_was_measured_here_beats_the_rule_by_instruction_sets(shape, path):
         memory.record_attention(attention_key(machine_key(machine), heads, threads), AttentionSpeed(points))
         found = place(shape, base(path), wished, machine, Ledger(lambda: machine), memory, owner="m")
         (told,) = [reason for reason in sentences(found.reasons) if "attention measured here" in reason]
-        pays = found.settings.flash_attn == "auto" and min(ratios.values()) < 0.95  # but is not taken for all that
+        # but it is not used nevertheless
+        pays = found.settings.flash_attn == "auto" and min(ratios.values()) < 0.95
         assert ("which is still used for concurrent requests" in told) == (pays and not answers)
         return found.settings.flash_attn
 
     arm = next(m for m in MACHINES.values() if m.arch in {"arm64", "aarch64"} and "avx2" not in m.devices[0].isa)
     assert placed(shape, path, HALO, PlacementLimits(device="cpu", n_parallel=1)).settings.flash_attn == "off"
     assert attention(HALO, {512: 1.3}, n_parallel=1) == "auto"
-    assert attention(HALO, {512: 0.97}, n_parallel=1) == "auto"  # too little for the memory it takes
+    assert attention(HALO, {512: 0.97}, n_parallel=1) == "auto"  # too little gain for its memory
     assert attention(HALO, {512: 0.9}, n_parallel=1) == "off"
     assert placed(shape, path, arm, PlacementLimits(device="cpu", n_parallel=1)).settings.flash_attn == "auto"
     assert attention(arm, {512: 0.6}, n_parallel=1) == "off"
@@ -321,7 +322,7 @@ def test_what_was_measured_here_beats_the_rule_by_instruction_sets(shape, path):
             placed(shape, path, machine, PlacementLimits(device="cpu", n_parallel=1)).settings.flash_attn
             == expected
         )
-    # Its use says which length counts, and that several ask at once.
+    # Its usage shows which length counts, and that several requests run concurrently.
     long = [(300, 2000.0, 1)] * 4
     assert attention(HALO, {512: 1.3, 2048: 0.6}, long, n_parallel=1) == "off"
     assert attention(HALO, {512: 0.6, 2048: 1.3}, long, n_parallel=1) == "auto"
@@ -369,7 +370,7 @@ def test_a_shared_cache_is_roomy_where_that_is_cheap(shape, path):
     assert cells(1024, 4) == 4096, "two at once were seen"
     assert settings(1024, 4).n_parallel == before
     assert cells(1024, 1 << 16) == ROOMY_BYTES // per_cell // 256 * 256
-    whole = ROOMY_BYTES // per_cell // 256 * 512  # one context alone is more
+    whole = ROOMY_BYTES // per_cell // 256 * 512  # a single context is larger
     assert cells(whole, 8) == whole
     memory.record_use("", 20_000, 100.0, 8)
     assert settings(1024, 4).n_parallel == 8
@@ -461,7 +462,7 @@ def test_what_answers_teach_is_kept(tmp_path):
     memory.record_use("m", 300, 2000.0, 3)
     memory.record_use("m", 0, 9000.0, 9)
     assert memory.use("m") == ModelUsage(400, 1750, 2.5)
-    assert not file.exists()  # not a write for every answer
+    assert not file.exists()  # not written after every answer
     memory.flush()
     assert PlacementHistory(file).use("m") == memory.use("m")
     for _ in range(SAVE_EVERY):

@@ -1,4 +1,4 @@
-"""The context a model gets where nobody asked for one: by the memory that is free beside its weights."""
+"""The default context of a model, by the memory that is free in addition to its weights."""
 
 import pytest
 from msgspec.structs import replace
@@ -25,7 +25,7 @@ OPEN = PlacementLimits(max_ctx=65536)
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Hollow files by the context they were trained for; 64k of cache are 1.5 GB."""
+    """Sparse files by the context they were trained for; 64k of cache are 1.5 GB."""
     folder = tmp_path_factory.mktemp("contexts")
 
     def write(trained):
@@ -105,7 +105,7 @@ def test_every_recorded_machine_with_room_for_32k_gives_it():
 
 
 def test_an_8_bit_cache_is_offered_where_only_it_gives_32k(models):
-    """With its measured loss, never chosen silently; the command of the offer gives what it promises."""
+    """With its measured loss, never chosen silently; the offered command has the stated effect."""
     machine, offered = MACHINES["vm-firecracker"], []
     for eighth_gib in range(8, 60):
         here = with_free(machine, eighth_gib * GIB // 8)

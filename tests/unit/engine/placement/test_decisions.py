@@ -1,4 +1,4 @@
-"""What dispatch decides for models that many people run, on machines as sold, beside what specialists say."""
+"""Placement of popular models on machines as sold, compared with what specialists report."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ from quantize.ggml_types import GgmlType
 from tests.support.machines.opened_machines import GIB, assembled, names, opened, with_card, with_ram
 from tests.support.models.published_shapes import MODELS
 
-# Who says so. kyuz0: amd-strix-halo-toolboxes; lhl: strix-halo-testing; nix: noamsto/nix-amd-ai; lc: llama.cpp.
+# The sources. kyuz0: amd-strix-halo-toolboxes; lhl: strix-halo-testing; nix: noamsto/nix-amd-ai; lc: llama.cpp.
 HALO = "kyuz0, lhl: Vulkan (RADV) for short chats; all layers on the GPU; 16 cores read 118 of 256 GB/s"
 POINT = "nix: on an HX 370 Vulkan decodes Gemma 4 26B 1.26 times as fast as ROCm"
 XE2 = "lc#10879 on a 140V: 23 times the processor's prompts, twice its answers"
@@ -35,8 +35,8 @@ METAL = "lc#4167: Metal, always"
 ADRENO = "a public measurement of an X2 Elite Extreme: the processor writes Q4_K 1.7 times as fast as OpenCL"
 NO_GPU = "there is none that works"
 
-# Recorded machine: what runs a model of 4 B, of 8 B, and of 20 B and 30 B with 3 B active; and whose word that is.
-# A name is a kind of device and a backend; +N: so many layers' experts stay on the processor (any number: +).
+# Recorded machine: the placement of models of 4 B, of 8 B, and of 20 B and 30 B with 3 B active; and its source. A
+# name is a kind of device and a backend; +N: the experts of N layers stay on the CPU (any number: +).
 RECORDED = {
     "sh-framework-desktop-linux": ("igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "igpu/vulkan", HALO),
     "sh-flow-z13-linux-gtt96": ("igpu/vulkan", "igpu/vulkan", "igpu/vulkan", "igpu/vulkan", HALO),
@@ -100,8 +100,8 @@ def test_recorded_machines_choose_as_specialists_do(name):
     assert [decision(machine, model) for model in TRIED] == list(wanted), source
 
 
-# Machines as sold, put together of parts: what runs each model of TRIED (| either), and why. Written before the
-# code was asked. NVIDIA's ids are made up: its chips are found by name.
+# Machines as sold, composed of parts: the placement of each model of TRIED (| either), and why. Written before the
+# code was run. NVIDIA's ids are made up: its chips are found by name.
 _IRIS, _ARC, _REMBRANDT = "8086:46a6", "8086:7d55", "1002:1681"
 _RTX_3060 = ("NVIDIA GeForce RTX 3060", 12, "10de:0", "sm_86")
 _V, _I, _C = "dgpu/vulkan", "igpu/vulkan", "cpu/cpu"
@@ -193,7 +193,8 @@ def test_other_machines_choose_as_specialists_do(name):
         assert choice in expected_choice.split("|"), (model, source)
 
 
-# What is too large for most: machine, model, what runs it (* streamed, - it does not fit), and whose word that is.
+# Models that are too large for most machines: machine, model, placement (* streamed, - it does not fit), and
+# source.
 LARGE = [
     ("sh-framework-desktop-linux", "gpt-oss-120b", "igpu/vulkan", "kyuz0: 56.6 tokens/s"),
     ("sh-framework-desktop-linux", "70B", "igpu/vulkan", "lhl: all layers, 5 tokens/s"),
@@ -255,7 +256,7 @@ def test_a_card_of_8_gb_is_not_left_for_an_integrated_gpu(name, card, backends):
 
 
 def with_small_gpu(machine, pci_id, name, arch):
-    """The machine with an integrated GPU that has Vulkan, in the place of its GPUs."""
+    """The machine, its GPUs replaced by an integrated GPU with Vulkan."""
     ram = machine.memory.total_bytes
     memory = Memory(physical_bytes=ram, shared_limit_bytes=ram // 2, available_bytes=ram // 2, unified=True)
     runtime = Runtime("vulkan", "Vulkan0", 0, ram // 2, ram // 2, "usable", description=name)
@@ -269,7 +270,7 @@ def with_small_gpu(machine, pci_id, name, arch):
 @pytest.mark.parametrize(
     ("name", "pci_id", "arch", "chip"),
     [
-        ("simpledrm-card0", "1002:164e", "gfx1036", "gfx1036"),  # a 7950X and the two units beside it
+        ("simpledrm-card0", "1002:164e", "gfx1036", "gfx1036"),  # a 7950X and its two compute units
         ("nv-hybrid-addw4", "8086:a788", "xe-lp", "uhd-32"),
         ("arl-275hx-npu-present-unusable", "8086:7d67", "xe-lpg", "xe-lpg-64"),
         ("nv-hybrid-addw4", "8086:3e9b", None, "gen9"),
@@ -295,7 +296,7 @@ def test_a_small_gpu_that_loses_to_its_processor_is_not_taken(name, pci_id, arch
     ],
 )
 def test_a_card_that_is_slower_than_the_processor_is_not_taken(card, gib, chip, model):
-    """A desktop of 2022 with the card that only drives its screens; 14 and 48 GB/s against 90."""
+    """A desktop of 2022 with a card that only drives its screens; 14 and 48 GB/s against 90."""
     machine = with_ram(with_card(opened("simpledrm-card0", own=False), card, gib), 32)
     dgpu = machine.device("dgpu")
     dgpu = replace(dgpu, arch=None, pci_id=None, memory=replace(dgpu.memory, bandwidth_gbs=None))
@@ -307,7 +308,7 @@ def test_a_card_that_is_slower_than_the_processor_is_not_taken(card, gib, chip, 
 
 
 def test_what_a_card_copies_over_a_slow_link_counts():
-    """A card of 32 GB in a housing of its own beside a Strix Halo, and on 16 lanes."""
+    """A card of 32 GB in an external enclosure next to a Strix Halo, and on 16 lanes."""
     halo = opened("sh-framework-desktop-linux")
     card = replace(opened("nv-hybrid-addw4").device("dgpu"), arch="sm_120")
 
@@ -323,7 +324,7 @@ def test_what_a_card_copies_over_a_slow_link_counts():
 
 
 def test_processors_write_as_was_published():
-    """By the rule that chooses, not by the one that was fitted: it also counts unpacking and waiting."""
+    """By the rule that chooses, not by the fitted one: it also counts unpacking and waiting."""
     runs = json.loads(Path("tests/data/speeds/runs.json").read_text(encoding="utf-8"))
     factors = {}
     for run in (r for r in runs if r["backend"] == "cpu" and r["note"] != "another backend's processor"):
@@ -351,7 +352,9 @@ def test_processors_write_as_was_published():
 
 
 def test_the_four_rows_that_were_wrong_are_as_their_forecasts():
-    """Figures: tokens a second, prompt and answers of an 8 B in Q4_K, computed by hand from the same table."""
+    """Figures: tokens per second of an 8 B model in Q4_K, prompt and answers, computed by hand from the same
+    table.
+    """
     shape, settings = (
         MODELS["8B"],
         LoadSettings(path="m", n_ctx=8192, n_threads=16, n_gpu_layers=-1, devices=("x",)),
@@ -477,7 +480,7 @@ def test_a_worker_reads_what_it_says_and_openvino_counts_matrix_units_without_vu
 
 
 def test_tables_that_are_looked_up_cost_one_row():
-    """Gemma 3n and 4 E keep an embedding for each layer: most of their file, of which a token takes one row."""
+    """Gemma 3n and 4 E have an embedding for each layer: most of their file, of which a token reads one row."""
     shape = MODELS["4B"]
     table = TensorInfo(
         "per_layer_token_embd.weight", (8960, 262_144), GgmlType.Q5_K, 0, 8960 * 262_144 // 256 * 176

@@ -1,4 +1,4 @@
-"""Forecasts behind long texts: published curves that nobody fitted by hand, and what follows for the choice."""
+"""Forecasts after long texts: published curves that were not used for fitting, and their effect on the choice."""
 
 import json
 from statistics import median
@@ -32,7 +32,7 @@ def speed(machine, backend, model, depth, n_ubatch=512):
 
 @pytest.mark.parametrize("backend", ["vulkan", "rocm"])
 def test_answers_and_prompts_are_slower_behind_long_texts(backend):
-    """Source: kyuz0's toolboxes on Strix Halo, 2026: 30B-A3B and gpt-oss-20b lose a third to two thirds by 64k."""
+    """Source: kyuz0's toolboxes on Strix Halo, 2026: 30B-A3B and gpt-oss-20b are 33 to 67 % slower by 64k."""
     halo = opened("sh-framework-desktop-linux")
     for model in ("8B", "30B-A3B", "gpt-oss-20b"):
         at = [speed(halo, backend, model, depth) for depth in (1000, 16_000, DEEP)]
@@ -44,14 +44,14 @@ def test_answers_and_prompts_are_slower_behind_long_texts(backend):
 
 
 def test_types_that_are_computed_row_by_row_take_longer_to_unpack():
-    """Measured: processor time of one thread of a Zen 4 EPYC, Q4_1 twice that of Q4_K_M."""
+    """Measured: CPU time of one thread of a Zen 4 EPYC; Q4_1 takes twice that of Q4_K_M."""
     epyc, unknown = cpu_kind("AMD EPYC"), cpu_kind("no such processor")
     assert unpack_ns(epyc, "Q4_1") == unpack_ns(epyc, "Q5_1") > 1.4 * unpack_ns(epyc, "Q4_K")
     assert unpack_ns(unknown, "Q4_1") == unpack_ns(unknown, "Q4_K") == chip_speeds().cpu.unpack_ns
 
 
 def test_unpacking_costs_by_the_weights_that_a_token_needs():
-    """Source: on Strix Halo, mixtures of 4 bits read 115 to 141 GB/s, those of 8 bits 165 to 191."""
+    """Source: on Strix Halo, 4-bit mixtures read 115 to 141 GB/s, 8-bit ones 165 to 191."""
     halo = opened("sh-framework-desktop-linux")
     rate = rates(halo.device("igpu"), "rocm")
     assert rate.unpack_s > 0
@@ -107,7 +107,7 @@ def test_a_model_used_behind_long_texts_gets_a_smaller_ubatch_on_radv():
 
 
 def test_points_close_to_each_other_give_the_level_and_not_the_slope():
-    """Two prompts of similar length, the second one while the computer was busy: half as fast."""
+    """Two prompts of similar length, the second while the computer was busy: half as fast."""
 
     def forecast(depth):
         return 1.0 + depth / 10_000
@@ -117,7 +117,7 @@ def test_points_close_to_each_other_give_the_level_and_not_the_slope():
     assert seconds_at(close, 256, forecast) == pytest.approx(2.0)
     at_the_end = seconds_at(close, 30_000, forecast)
     assert 1.0 * forecast(30_000) < at_the_end < 2.1 * forecast(30_000)
-    # A third point far away shows the slope, whatever the two near ones say.
+    # A third point at another depth determines the slope, whatever the two close ones suggest.
     far = (*close, SpeedPoint(10_000, 3.0, forecast(10_000)))
     assert seconds_at(far, 30_000, forecast) == pytest.approx(3.0 + (3.0 - 2.0) / 0.9744 * 2, rel=1e-3)
 
@@ -133,7 +133,7 @@ def test_the_constants_are_those_the_script_fits():
 
 
 def test_published_runs_of_a_fitted_chip_are_met():
-    """By the program's own function, of the header of a real shape: the features are the same as the script's."""
+    """Calls the program's own function for the header of a real shape: the features equal the script's."""
     halo, errors = opened("sh-framework-desktop-linux"), []
     rows = depth_speeds.read(depth_speeds.ROWS)
     for row in rows:
@@ -166,7 +166,7 @@ def test_measured_points_replace_the_forecast_and_grow_with_it():
     falling = (SpeedPoint(0, 4.0, 1.0), SpeedPoint(1000, 3.0, 2.0))
     assert seconds_at(falling, 1500, forecast) == 2.5
     assert seconds_at(falling, 100_000, forecast) == 1.5, "never below half of what was measured"
-    # Another model of the family, twice as large: its own forecast at the same depths says how much longer.
+    # Another model of the family, twice as large: the ratio comes from its own forecast at the same depths.
     assert seconds_at(two, 1000, lambda depth: 2 * forecast(depth)) == 8.0
     three = (*two, SpeedPoint(3000, 12.0, 4.0))
     assert seconds_at(three, 2000, forecast) == 8.0
@@ -225,7 +225,7 @@ def test_a_curve_has_the_forecast_the_points_and_what_follows_from_both():
         expected_there = next(p for p in after.expected if p.length == point.length)
         assert expected_there.prefill_tok_s == pytest.approx(point.prefill_tok_s, rel=0.01)
         assert expected_there.decode_tok_s == pytest.approx(point.decode_tok_s, rel=0.01)
-    # Answers after such prompts move the whole curve, as they move the number on the card.
+    # Answers after such prompts shift the whole curve, like the number on the card.
     history.record_correction(igpu.id, "vulkan", "m", 0.5)
     answered = speed_curve(rule(), history, "m")
     assert answered.expected[0].decode_tok_s == pytest.approx(after.forecast[0].decode_tok_s / 2)

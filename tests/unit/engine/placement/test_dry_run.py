@@ -1,4 +1,4 @@
-"""A dry run that cannot be asked for."""
+"""A dry run that cannot be started."""
 
 import errno
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A mixture of 120 billion parameters on recorded machines: the plan, its reasons, and the speed it promises."""
+"""A mixture of 120 billion parameters on recorded machines: the plan, its reasons, and its expected speed."""
 
 import copy
 from functools import cache
@@ -70,7 +70,7 @@ def placed(found, overrides=NO_OVERRIDES, memory=None, **changes):
 
 
 def with_cards(*free_gib):
-    """The recorded desktop with an NVIDIA GPU, given so many cards of so much memory and 128 GiB of its own."""
+    """The recorded desktop with an NVIDIA GPU, changed to `cards` of this memory and 128 GiB of RAM."""
     recording = copy.deepcopy(RECORDINGS["nv-hybrid-addw4"])
     recording["backends"] = [
         {
@@ -123,7 +123,7 @@ def test_a_strix_halo_takes_all_of_it_experts_too(name):
     ],
 )
 def test_the_speed_is_what_others_measured(name, backend, depth, told):
-    """gpt-oss-120b on a Strix Halo, empty and behind 64k tokens. Source: kyuz0's benchmark logs, tokens/s."""
+    """gpt-oss-120b on a Strix Halo, empty and after 64k tokens. Source: kyuz0's benchmark logs, tokens/s."""
     memory = PlacementHistory(None)
     memory.record_use("", 1000, depth, 1)
     plan, _ = placed(machine(name), PlacementLimits(device=backend), memory, n_ctx=98_304)
@@ -143,7 +143,7 @@ def test_what_no_memory_holds_is_streamed_on_linux():
 
 
 def limited(num_bytes):
-    """The Strix Halo whose driver grants the GPU less."""
+    """The Strix Halo with a driver that grants the GPU less."""
     found = machine("sh-linux-amdvlk-vs-rocm")
     return replace(
         found,
@@ -210,7 +210,7 @@ def test_cards_that_hold_a_model_alone_do_not_share_it():
 
 
 def test_layers_without_their_experts_are_small_and_shares_know_it():
-    """A share of layers is no share of bytes: the first 20 keep their experts elsewhere."""
+    """A share of layers is not a share of bytes: the first 20 keep their experts on the CPU."""
     found = with_cards(5.7, 12)
     plan, _ = placed(found)
     at = plan.settings

@@ -1,4 +1,4 @@
-"""Placement obeys the rules of known faults on recorded machines, and says why."""
+"""Placement follows the rules of known faults on recorded machines, and gives the reason."""
 
 import pytest
 from gguf import GGMLQuantizationType
@@ -31,7 +31,7 @@ BAD_ENGINE, SHIPPED = (10455, 10455), (11050, 11050)
 
 
 def with_rocm(machine, **changes):
-    """The machine, with its GPU reached through ROCm too."""
+    """The machine, with its GPU also available through ROCm."""
     gpu = machine.device(IGPU)
     vulkan = next(r for r in gpu.runtimes if r.backend == "vulkan")
     rocm = Runtime("rocm", "ROCm0", 0, vulkan.total_bytes, vulkan.free_bytes, "usable")
@@ -166,7 +166,7 @@ def test_the_doctor_names_a_known_fault_with_its_source(monkeypatch):
 
 
 def test_every_recorded_machine_keeps_its_choice_of_backend_with_the_shipped_engine(placed):
-    """No recorded machine loses its GPU to a rule; with kernel 7 its long prompts come in small pieces."""
+    """No recorded machine loses its GPU to a rule; with kernel 7, long prompts are read in small chunks."""
     for name, machine in reports().items():
         if not any(d.kind in {"igpu", "dgpu"} and d.runtimes for d in machine.devices):
             continue

@@ -1,4 +1,4 @@
-"""When the processor reads weights as the file has them, and that the placement card says so."""
+"""Conditions in which the CPU reads weights in the file's layout, and their reason on the placement card."""
 
 import pytest
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ HOST = reports()["sh-linux-amdvlk-vs-rocm"]
 
 
 def with_isa(*changes: str, without: str = ""):
-    """The recorded machine whose processor has more or fewer instruction sets."""
+    """The recorded machine with more or fewer CPU instruction sets."""
     cpu = HOST.devices[0]
     isa = frozenset({*cpu.isa, *changes} - {without})
     return replace(HOST, devices=(replace(cpu, isa=type(cpu.isa)(isa)), *HOST.devices[1:]))
@@ -38,7 +38,7 @@ def mixture(tmp_path_factory):
 
 
 def of_types(shape, *types):
-    """The shape with its matrices in these types, one after the other."""
+    """The shape with its matrices in these types, in turn."""
     matrices = [tensor for tensor in shape.tensors if len(tensor.shape) > 1]
     kinds = {tensor.name: types[index % len(types)] for index, tensor in enumerate(matrices)}
     tensors = (replace(t, ggml_type=kinds[t.name]) if t.name in kinds else t for t in shape.tensors)
@@ -63,7 +63,7 @@ def test_4_bit_weights_are_read_as_they_are_where_tiles_are_faster(path):
     assert found.settings.repack is False
     assert because("file_weights") in found.reasons
     weights = next(part for part in found.need.parts if part.name == "weights")
-    assert weights.mapped_bytes == weights.num_bytes  # no copy beside the file's pages
+    assert weights.mapped_bytes == weights.num_bytes  # no copy in addition to the file's pages
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a load takes is asked of llama.cpp in a child; the first token does not share the cores with it."""
+"""A child process with llama.cpp finds the memory of a load; the first token does not share the cores with it."""
 
 import asyncio
 import os
@@ -83,7 +83,7 @@ def test_and_never_for_a_model_that_is_gone_again(admission, monkeypatch):
 
 
 def test_streamed_experts_come_with_use_so_nothing_is_learnt_from_them(admission, monkeypatch):
-    """Neither how much memory a load takes, which would shrink the next, nor how fast the processor reads."""
+    """Neither the memory of a load, which would shrink the next, nor the CPU's read speed."""
     monkeypatch.setattr("engine.placement.memory_admission.LARGE_READ_BYTES", 1)
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
     admission.settings = msgspec.structs.replace(admission.settings, expert_bytes=1 << 20, repack=False)

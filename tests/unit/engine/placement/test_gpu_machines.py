@@ -1,4 +1,4 @@
-"""Offload on recorded machines with a GPU, of a model of 8 billion parameters that is known by its header."""
+"""Offload on recorded machines with a GPU, for an 8 B model that is known by its header."""
 
 import copy
 
@@ -23,7 +23,7 @@ GIB = 1 << 30
 LAYERS = 36
 RECORDINGS = machines()
 RTX_4060 = "0000:01:00.0"
-# As the child reports a device; the recordings hold no log of these backends.
+# A device as the child reports it; the recordings contain no log of these backends.
 CUDA = {"name": "CUDA0", "description": "NVIDIA GeForce RTX 4060 Laptop GPU", "kind": "gpu", "device_id": RTX_4060}
 INTEL = {"name": "Vulkan0", "description": "Intel(R) UHD Graphics", "kind": "igpu", "device_id": "0000:00:02.0"}
 
@@ -133,7 +133,7 @@ def test_a_longer_context_takes_layers_off_the_gpu(laptop):
 
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_no_machine_is_promised_more_than_it_has(name):
-    """Free choice and every pin, on each machine: what is placed as fitting can be reserved."""
+    """No choice and every pin, on each machine: what is placed as fitting can be reserved."""
     machine = reports()[name]
     backends = {r.backend for d in machine.devices for r in d.runtimes if d.kind in {"igpu", "dgpu"}}
     for pin in (None, "cpu", *backends):

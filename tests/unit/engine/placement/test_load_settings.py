@@ -1,4 +1,4 @@
-"""How many threads a model is loaded with before a device is chosen."""
+"""The number of threads of a load before a device is chosen."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the user set for models lies in one file, which takes over what earlier versions stored in six."""
+"""The user's settings for models are in one file, which imports the six files of earlier versions."""
 
 import json
 import subprocess

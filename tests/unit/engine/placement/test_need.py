@@ -1,4 +1,4 @@
-"""Bytes of a load against numbers worked out by hand, and against what llama.cpp itself says."""
+"""Bytes of a load, compared with numbers computed by hand and with llama.cpp's own."""
 
 import dataclasses
 import sys
@@ -97,7 +97,7 @@ def test_hybrids_mix_both(files):
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.process
 def test_formulas_agree_with_llama_cpp(files, name):
-    """Caches and output to the rounding of its log; the scratch prior never below what it takes."""
+    """Caches and output match its log up to rounding; the expected scratch memory is never too small."""
     at = settings(files[name], n_ctx=3000, flash_attn="on", type_k="q8_0", type_v="q8_0", n_parallel=3)
     shape = read_shape(files[name])
     told = dry_run(at)

@@ -1,4 +1,4 @@
-"""When an NPU gets a model: quiet, battery, a busy GPU, the first token, and joules where a meter told them."""
+"""Conditions for the NPU: low-power mode, battery, a busy GPU, the first token, and measured joules."""
 
 import pytest
 from msgspec.structs import replace
@@ -26,7 +26,7 @@ BATTERY = because("on_battery")
 
 
 def opened(name):
-    """A recorded machine on which OpenVINO opened processor and NPU, and Vulkan the GPU."""
+    """A recorded machine on which OpenVINO opened CPU and NPU, and Vulkan the GPU."""
     found = reports()[name]
     given = [BackendDevice(f"openvino:{kind}", kind, kind.lower(), 0, 0) for kind in ("CPU", "NPU")]
     intel = BackendReport("openvino", "l.so", "usable", devices=tuple(given))
@@ -106,7 +106,7 @@ def test_an_npu_that_openvino_opened_is_taken_quiet_on_battery_and_beside_a_busy
     assert beside.device == npu_of(machine).id
     assert "a small model, while the integrated GPU is busy" in sentences(beside.reasons)
     ledger.release("other")
-    ledger.reserve("m", {igpu.id: DeviceBytes(1 << 20)}, "k")  # the model itself is no reason to move it
+    ledger.reserve("m", {igpu.id: DeviceBytes(1 << 20)}, "k")  # the model itself is not a reason to move it
     assert placed(shape, machine, ledger=ledger).device != npu_of(machine).id
 
 
@@ -150,7 +150,7 @@ SPEECH = OnnxFolder(path=None, kind="embedding", architecture="moonshine", graph
     ],
 )
 def test_dictation_and_embeddings_go_to_recorded_npus_beside_a_busy_gpu(name, provider, usable, monkeypatch):
-    """With the provider's files here; AMD's NPU takes compiled folders only, and without a driver nothing."""
+    """With the provider's files installed; AMD's NPU accepts only compiled folders, and needs a driver."""
     monkeypatch.setattr("engine.onnx.providers.Adapter.problem", lambda *_: None)
     machine = reports()[name]
     settings = LoadSettings(path="x")

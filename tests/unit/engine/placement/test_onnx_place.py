@@ -1,4 +1,4 @@
-"""Which provider an ONNX folder gets on recorded machines, with reasons."""
+"""The provider of an ONNX folder on recorded machines, with reasons."""
 
 import pytest
 from msgspec.structs import replace
@@ -77,7 +77,7 @@ def test_side_work_goes_there_while_the_integrated_gpu_chats(folder, plugin):
     machine, encoder = with_npu("Intel"), msgspec.structs.replace(folder, kind="embedding")
     assert choose(encoder, machine).provider == ""
     assert choose(encoder, machine, busy=True).provider == "OpenVINOExecutionProvider"
-    assert choose(folder, machine, busy=True).provider == ""  # a chat is no side work
+    assert choose(folder, machine, busy=True).provider == ""  # a chat is not a background request
 
 
 def test_a_wish_that_cannot_be_had_says_so_and_stays_on_the_processor(folder):

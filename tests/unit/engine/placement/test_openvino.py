@@ -1,4 +1,4 @@
-"""OpenVINO's devices in dispatch: when they are taken, what they refuse, and what is said about them."""
+"""OpenVINO's devices in placement: when they are used, what they refuse, and the texts about them."""
 
 import os
 
@@ -32,7 +32,7 @@ def device(name, kind):
 
 @pytest.fixture(scope="module")
 def laptop():
-    """Meteor Lake with its NPU's driver, where OpenVINO opened processor and NPU."""
+    """Meteor Lake with its NPU's driver, where OpenVINO opened CPU and NPU."""
     found = reports()["mtl-zbook-power-g11"]
     devices = (device("openvino:CPU", "cpu"), device("openvino:NPU", "npu"))
     report = BackendReport("openvino", "libggml-openvino.so", "usable", devices=devices)

@@ -1,4 +1,4 @@
-"""A pin outlives its device: the owner is told, and how to give it up."""
+"""A pin survives the loss of its device; the owner is told, and how to remove it."""
 
 import pytest
 from msgspec.structs import replace

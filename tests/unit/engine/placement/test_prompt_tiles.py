@@ -1,4 +1,4 @@
-"""What our own kernels compute, what that costs, and that the placement card says so."""
+"""Tessera's CPU kernels: what they compute, their cost, and their reason on the placement card."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def built(monkeypatch):
 
 
 def of_types(shape, *types, every=None):
-    """The shape with its matrices in these types in turn; with `every` the first but for each so-many-th."""
+    """The shape with its matrices in these types in turn; with `every`, each such matrix has the second type."""
     matrices = [tensor for tensor in shape.tensors if len(tensor.shape) > 1]
     kinds = {
         tensor.name: types[index % len(types)] if every is None else types[index % every == 0]
@@ -227,14 +227,14 @@ def test_autotune_tries_them_for_more_types_and_for_none():
 
 
 def read_s(shape, types, depth=256, isa=ISA, **changes):
-    """Forecast seconds of a prompt's token on this processor with own kernels for `types`."""
+    """Forecast seconds per prompt token on this CPU with Tessera's kernels for `types`."""
     cpu = replaced(HOST.devices[0], isa=tuple(isa))
     settings = LoadSettings(path="m.gguf", n_ctx=4096, n_threads=2, tiles=tuple(types), **changes)
     return Forecast(shape, settings, ((cpu, "cpu", 1.0),), None).prompt_s(depth)
 
 
 def test_a_forecast_counts_the_gain_of_each_type_with_vnni_only(path):
-    """Q4_1, which llama.cpp reads row by row, gains most; without VNNI no kernel was timed."""
+    """Q4_1, which llama.cpp reads row by row, gains most; kernels were not timed without VNNI."""
     shape, times = read_shape(path), {}
     for kind in (GgmlType.Q4_1, GgmlType.Q4_K, GgmlType.Q6_K, GgmlType.Q8_0):
         of_type = of_types(shape, kind)

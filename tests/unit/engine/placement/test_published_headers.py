@@ -1,4 +1,4 @@
-"""Headers of published models, judged by the program and by a script that shares no code with it."""
+"""Headers of published models, evaluated by the program and by a script that shares no code with it."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def test_bytes_and_cache_are_those_of_closed_formulas(headers, name):
 @pytest.mark.process
 @pytest.mark.parametrize("name", ["Gemma 4 E4B", "Flash-Next"])
 def test_llama_cpp_itself_allocates_that_cache(headers, name):
-    """A dry run of the header: nothing of the 100 GB behind it exists."""
+    """A dry run of the header: none of the 100 GB of weights exist."""
     path, shape = headers[name]
     at = settings(path, shape)
     found = dry_run(at)
@@ -61,7 +61,7 @@ def test_llama_cpp_itself_allocates_that_cache(headers, name):
 
 @pytest.mark.parametrize(("name", "before"), [("Gemma 3n E4B", 0.65), ("Gemma 4 E4B", 0.65), ("Flash-Next", 0.12)])
 def test_tables_that_are_looked_up_slow_no_forecast_down(headers, name, before):
-    """`before`: the share of the right speed that was forecast when a table counted as read for every token."""
+    """`before`: the share of the correct speed that was forecast when a table counted as read for every token."""
     path, shape = headers[name]
     at = settings(path, shape)
     wanted = recomputed(name, CONTEXT)

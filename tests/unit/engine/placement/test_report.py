@@ -1,4 +1,4 @@
-"""Does it fit, and what to give up if not."""
+"""Reports whether a model fits, and which settings would help if not."""
 
 import msgspec
 import pytest
@@ -20,7 +20,7 @@ RECORDING = machines()["vm-firecracker"]
 
 
 def machine(available_mib):
-    """A machine of 8 GiB on which that much may be used beside the reserve of 2 GiB."""
+    """A machine of 8 GiB with this much memory for models in addition to the reserve of 2 GiB."""
     free = (available_mib + 2048) * 1024
     files = {**RECORDING["files"], "/proc/meminfo": f"MemTotal: {8 << 20} kB\nMemAvailable: {free} kB\n"}
     return inventory(RecordedHost({**RECORDING, "files": files}))
@@ -130,7 +130,7 @@ def test_a_refusal_carries_the_numbers_and_three_ways(path):
 
 
 def test_memory_that_came_back_while_the_refusal_was_written_is_used(path):
-    """No refusal ever names less than what is available."""
+    """A refusal never names less than what is available."""
     free = [machine(600), machine(3000)]
     book = Ledger(lambda: free.pop(0) if len(free) > 1 else free[0])
     at = LoadSettings(path=path, n_ctx=32768, n_parallel=4)
@@ -138,7 +138,7 @@ def test_memory_that_came_back_while_the_refusal_was_written_is_used(path):
     claim("m", need, "k", machine(600), book, lambda: fit_report("m", read_shape(path), at, machine(3000), book))
     assert [r.owner for r in book.reservations()] == ["m"]
     free[:] = [machine(600)]
-    with pytest.raises(NotEnoughMemory) as refused:  # gone again
+    with pytest.raises(NotEnoughMemory) as refused:  # removed again
         claim("n", need, "k", machine(600), book, lambda: report(path, 9000))
     assert refused.value.needed_bytes > refused.value.available_bytes
 

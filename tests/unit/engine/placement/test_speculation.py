@@ -1,4 +1,4 @@
-"""What loads keep ready for guessing ahead."""
+"""Memory that loads reserve for speculative decoding."""
 
 from bisect import bisect_left
 

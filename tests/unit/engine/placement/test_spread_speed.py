@@ -1,4 +1,4 @@
-"""What an answer of a model over two computers teaches about both, and what is then expected of other divisions."""
+"""The speeds learned from a response of a model on two computers, and the forecasts for other divisions."""
 
 from types import SimpleNamespace
 

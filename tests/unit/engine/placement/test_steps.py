@@ -1,4 +1,4 @@
-"""A load passes one list of steps, and its placement says which of them set what."""
+"""A load passes one list of steps, and its placement names the step that set each value."""
 
 import json
 

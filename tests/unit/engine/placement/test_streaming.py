@@ -1,4 +1,4 @@
-"""Mixtures larger than memory: what is kept of their experts, and what that is expected to cost."""
+"""Mixtures larger than memory: which experts stay in memory, and the expected cost."""
 
 import msgspec
 import pytest
@@ -59,7 +59,7 @@ def mixture(kind=GgmlType.Q4_K, **changes) -> ModelShape:
 
 
 def computer(free_gib, system="linux"):
-    """A recorded notebook without a usable GPU, with so much memory free."""
+    """A recorded notebook without a usable GPU, with this much free memory."""
     found = reports()["nv-hybrid-addw4"]
     memory = replace(found.memory, total_bytes=int((free_gib + 2) * GIB), available_bytes=int(free_gib * GIB))
     return replace(found, system=system, memory=memory, devices=found.devices[:1])
@@ -209,7 +209,7 @@ def test_a_disk_is_measured_and_kept(tmp_path):
     small = tmp_path / "small"
     small.write_bytes(b"x" * CHUNK_BYTES)
     speed = read_gbs(path, 0.02)
-    assert speed is None or speed > 0  # a file system may have no way past its cache
+    assert speed is None or speed > 0  # a file system may have no way to bypass its cache
     assert read_gbs(small, 0.02) is None
     assert read_gbs(tmp_path / "missing", 0.02) is None
     before = set(tmp_path.iterdir())

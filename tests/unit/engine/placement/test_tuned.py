@@ -1,4 +1,4 @@
-"""What was tuned or measured here is what the next load gets, with its measurement among the reasons."""
+"""The next load gets the tuned or measured values, with the measurement among its reasons."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Where vLLM runs a folder and what is set aside for it, on a recorded laptop and with more GPUs in it."""
+"""Placement of a folder by vLLM and its reserved memory, on a recorded laptop and with more GPUs."""
 
 import copy
 import json
@@ -35,12 +35,12 @@ CUDA = {"name": "CUDA0", "description": "NVIDIA GeForce RTX 4060 Laptop GPU", "k
 def folder(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     with (tmp_path / "model.safetensors").open("wb") as file:
-        file.truncate(WEIGHTS)  # a hole: nothing is written
+        file.truncate(WEIGHTS)  # sparse: nothing is written
     return tmp_path
 
 
 def machine(*vram):
-    """The recorded laptop, its GPU of NVIDIA replaced by some of these sizes."""
+    """The recorded laptop, its NVIDIA GPU replaced by GPUs of these sizes."""
     recording = copy.deepcopy(machines()["nv-hybrid-addw4"])
     device = {**CUDA, "device_id": "0000:01:00.0", "total_bytes": 6 * GIB, "free_bytes": 6 * GIB}
     recording["backends"] = [{"backend": "cuda", "library": "x.so", "state": "usable", "devices": [device]}]

@@ -1,4 +1,4 @@
-"""An encoder's weights are multiplied as BF16 where the processor is faster with that, to the same vectors."""
+"""An encoder's weights are multiplied in BF16 if the CPU is faster with that; the vectors stay the same."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Buffer sizes out of a runner's log."""
+"""Buffer sizes read from a runner's log."""
 
 from engine.runner.buffers import BufferLog
 
@@ -30,7 +30,7 @@ def test_sizes_add_up_by_buffer_and_the_last_reservation_counts():
 
 
 def test_of_a_reserved_cache_only_the_granted_cells_count():
-    """Lines of a model with a sliding window; its small cache is used whole, and a GPU reserves nothing."""
+    """Lines of a model with a sliding window; its small cache is fully used, and a GPU reserves no more."""
     log = BufferLog()
     for line in (
         "llama_kv_cache:        CPU KV buffer size =    64.00 MiB",

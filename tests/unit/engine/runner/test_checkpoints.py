@@ -1,4 +1,4 @@
-"""Where checkpoints lie, and that a stored state carries them."""
+"""The positions of checkpoints, and that a stored state contains them."""
 
 import numpy as np
 import pytest

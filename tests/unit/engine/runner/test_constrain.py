@@ -1,4 +1,4 @@
-"""Whatever the model wants to say, what it says satisfies the grammar."""
+"""Whatever the model's logits are, its output satisfies the grammar."""
 
 import json
 import random
@@ -21,7 +21,7 @@ EOS, CONTROL = 256, 257
 
 
 class BytesAndWords:
-    """A vocabulary of all bytes, two special tokens and pieces that cross JSON's boundaries."""
+    """A vocabulary of all bytes, two special tokens and tokens that cross JSON's boundaries."""
 
     def __init__(self, *more):
         words = [
@@ -60,7 +60,7 @@ COMPILER = ConstraintCompiler(VOCABULARY)
 def generate(constraint, rng, limit=600, wish="", compiler=COMPILER):
     """Draw from random logits, as the scheduler does; None: not complete within the limit.
 
-    `wish` is text the model would like to say first.
+    `wish` is text that the model prefers to generate first.
     """
     state = compiler.compile(constraint)
     vocabulary = compiler._vocabulary
@@ -141,7 +141,7 @@ def test_random_schemas_with_random_logits_always_validate(schema, seed):
 @given(schemas, st.integers(0, 2**32 - 1))
 @settings(max_examples=examples(100), deadline=None)
 def test_forced_tokens_are_what_any_output_spells_next(schema, seed):
-    """Asked at every step of a random output: their bytes are the bytes that follow, and asking changes nothing."""
+    """Queried at every step of a random output: they are the bytes that follow, and a query changes nothing."""
     state = COMPILER.compile(Constraint(kind="json_schema", source=json.dumps(schema)))
     rng, out, promised = np.random.default_rng(seed), b"", []
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""When guessing pays: everything from given numbers, no clock."""
+"""The draft length that pays, from given numbers and without a clock."""
 
 import pytest
 
@@ -101,7 +101,7 @@ def test_guesses_looked_for_in_vain_are_paid_from_the_same_purse():
     balance, looked = DraftBalance(), 0
     for _ in range(200):
         if balance.allows:
-            balance.rejected(0.03)  # a draft model that is not sure
+            balance.rejected(0.03)  # an uncertain draft model
             looked += 1
         balance.skipped(0.1)
     assert 1 < looked < 20  # a step, and 1.5 % of twenty seconds

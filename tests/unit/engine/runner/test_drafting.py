@@ -54,7 +54,7 @@ def test_a_copy_goes_on_where_it_is_though_its_last_words_stood_elsewhere_since(
     assert drafter.propose(16)
     drafter.observe(list(range(104, 120)))
     drafter.observe([1, 2, 3, 4])
-    assert drafter.propose(16)[:2] == [50, 51]  # not 60: that followed the same four tokens last
+    assert drafter.propose(16)[:2] == [50, 51]  # not 60: that was the last to follow the same four tokens
 
 
 def test_a_copy_is_found_again_behind_a_change():

@@ -1,4 +1,4 @@
-"""Who leaves in the middle of a long input leaves nothing behind in the embedding context."""
+"""A client that leaves during a long input leaves nothing in the embedding context."""
 
 from collections import deque
 from types import SimpleNamespace

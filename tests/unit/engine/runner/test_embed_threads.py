@@ -1,4 +1,4 @@
-"""Embedding takes fewer threads where other programs hold the cores, and takes them back when those are gone."""
+"""Embedding uses fewer threads while other programs use the cores, and more again when those have ended."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ def embedder(set_to):
 
 
 def steps(made, now, count, seconds, share, rows=ROWS):
-    """Decodes that take `seconds[threads]`, whose threads ran that share of the time; returns the time then."""
+    """Decodes that take `seconds[threads]`, whose threads ran this share of the time; returns the final time."""
     for _ in range(count):
         threads = made._governor.threads
         now += seconds[threads]
@@ -63,7 +63,7 @@ def test_a_question_to_a_small_model_is_read_by_one_thread(small, rows, while_de
     set_to, seen = [(2, 2)], []
     made = embedder(set_to)
     made._small = small
-    made._note_step = lambda *_step: None  # a decode of no time is no measure
+    made._note_step = lambda *_step: None  # a decode without duration gives no measurement
     made._batch = SimpleNamespace(size=rows, decode=lambda: seen.append(set_to[-1][0]) or 0)
     made._run()
     assert seen == [while_decoding]

@@ -1,4 +1,4 @@
-"""Raw engine arguments: what is read, what is refused, and what they decide about a load."""
+"""Raw engine arguments: which are parsed or refused, and their effect on a load."""
 
 from types import SimpleNamespace
 

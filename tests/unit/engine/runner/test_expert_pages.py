@@ -1,4 +1,4 @@
-"""Pages of a mapped file that are exchanged for copies: whoever reads there reads the file."""
+"""Pages of a mapped file that are replaced by copies: reads there return the file's bytes."""
 
 import ctypes
 import os
@@ -21,7 +21,7 @@ BEFORE = 100  # bytes of the file before its first stack
 
 
 class Mapped:
-    """A file of two stacks of matrices, one behind the other, mapped as llama.cpp maps it."""
+    """A file of two consecutive stacks of matrices, mapped as llama.cpp maps it."""
 
     def __init__(self, folder, sizes):
         self.path = folder / "model"
@@ -79,7 +79,7 @@ def test_what_is_read_is_the_file_whatever_was_exchanged(mapped):
 
 
 def test_copies_are_no_pages_of_the_file_and_shared_pages_stay_as_long_as_one_needs_them(mapped):
-    """Told by changing the file underneath: copies keep what it had."""
+    """Detected by changing the underlying file: copies keep the old bytes."""
     stack = mapped.stacks[0]
     size = stack.expert_bytes
     for number in (3, 4):

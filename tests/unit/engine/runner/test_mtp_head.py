@@ -1,4 +1,4 @@
-"""The head reads each token with the target's hidden row of the position before, whatever happened to guesses."""
+"""The head reads each token with the target's hidden row of the previous position, whatever became of drafts."""
 
 import ctypes
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.native
 
 
 class Target:
-    """Decodes one sequence and lets the head follow, which says the newest token again so long as rows match."""
+    """Decodes one sequence with the head, which repeats the newest token as long as rows match."""
 
     def __init__(self, path):
         settings = LoadSettings(
@@ -30,10 +30,10 @@ class Target:
         self.tokens = []
 
     def read(self, tokens, settled, owner=1, *, follow=True):
-        """Decode tokens at the end, of which `settled` stay; then draw one."""
+        """Append tokens, of which `settled` stay; then draft one."""
         start = len(self.tokens)
         self.batch.clear()
-        wide = len(tokens) > 8  # a prompt: only the last row's logits are wanted
+        wide = len(tokens) > 8  # a prompt: only the last row's logits are needed
         if wide:
             self.batch.add_prompt(tokens, start, 0, last=True)
         else:
@@ -69,13 +69,13 @@ PROMPT = [(37 * i * i + 11 * i) % 500 for i in range(20)]
 def test_rows_stay_aligned_through_right_and_wrong_guesses(target):
     newest = target.read(PROMPT, 20)
     assert target.guess(newest)[0] == newest
-    after = target.read([newest, 3, 4, 5], 1)  # three wrong guesses
+    after = target.read([newest, 3, 4, 5], 1)  # three rejected draft tokens
     assert target.guess(after)[0] == after
-    assert target.guess(after, 1) == [after]  # asked again, as after a step that failed
-    nothing = target.read([after], 1)  # a step without guesses
+    assert target.guess(after, 1) == [after]  # repeated, as after a step that failed
+    nothing = target.read([after], 1)  # a step without draft tokens
     then = target.read([nothing], 1)
     assert target.guess(then)[0] == then
-    several = target.read([then, 9, 8, 7], 3)  # the first two are taken
+    several = target.read([then, 9, 8, 7], 3)  # the first two are accepted
     assert target.guess(several)[0] == several
 
 
@@ -117,7 +117,7 @@ def test_the_next_turn_goes_on_where_the_last_ended(target):
     newest = target.read([newest, 40, 41], 3, owner=2)
     assert target.guess(newest, owner=2)[0] == newest
     assert target.head._slots[0].owner == 2
-    target.tokens = target.tokens[:12]  # another ending of the same beginning
+    target.tokens = target.tokens[:12]  # another ending of the same prefix
     target.loaded.api.llama_memory_seq_rm(target.loaded.memory, 0, 12, -1)
     newest = target.read([60, 61, 62], 3, owner=3)
     assert target.guess(newest, owner=3)[0] == newest

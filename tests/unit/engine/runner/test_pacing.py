@@ -1,4 +1,4 @@
-"""How much prompt goes into a step beside running answers."""
+"""The number of prompt tokens in a step with running responses."""
 
 from types import SimpleNamespace
 
@@ -40,20 +40,20 @@ def test_beside_answers_a_prompt_adds_a_tenth_of_a_second(pace):
     assert 100 <= pace.prefill_budget(1) < 104
     for _ in range(20):
         pace.note(rows=2000, outputs=0, seconds=0.01, cpu_s=0.02, now=2.0)
-    assert pace.prefill_budget(1) == 511  # one more would be a pass of its own over all weights
+    assert pace.prefill_budget(1) == 511  # one more would need another pass over all weights
 
 
 def test_what_answers_take_is_not_held_against_the_prompt(pace):
-    """Else wide steps make prompts look slow, prompts get less, and steps look slower still."""
+    """Otherwise wide steps would make prompts look slow, prompts would get less, and steps look slower still."""
     pace.note(rows=8, outputs=8, seconds=0.12, cpu_s=0.24, now=1.0)
     for i in range(30):
         pace.note(rows=28, outputs=8, seconds=0.12 + 20 * 0.004, cpu_s=0.4, now=2.0 + i)
-    assert 30 <= pace.prefill_budget(8) < 34  # as much again as the eight take, at 4 ms a token
+    assert 30 <= pace.prefill_budget(8) < 34  # as much again as the eight take, at 4 ms per token
 
 
 def test_before_answers_were_measured_they_count_as_three_rows_of_a_prompt(pace):
     pace.note(rows=104, outputs=4, seconds=0.112, cpu_s=0.2, now=1.0)
-    assert 100 <= pace.prefill_budget(1) < 104  # 1 ms a row
+    assert 100 <= pace.prefill_budget(1) < 104  # 1 ms per row
 
 
 @pytest.mark.parametrize("generating", range(1, 9))
@@ -80,7 +80,7 @@ def test_no_tiles_where_attention_has_none(settings):
 @pytest.mark.parametrize(
     ("cached", "length", "kept"),
     [
-        (3000, 3048, 2984),  # 48 rows one by one take longer than 64 at once
+        (3000, 3048, 2984),  # 48 rows one by one take longer than 64 together
         (3000, 3064, 3000),
         (3000, 3020, 3000),
         (DEEP - 1, DEEP + 47, DEEP - 1),
@@ -99,7 +99,7 @@ def test_a_prompt_goes_on_however_many_answer(n_ubatch):
 
 @pytest.mark.parametrize(("key_heads", "rows"), [(8, 11), (4, 7), (32, 19), (16, 19)])
 def test_behind_a_long_text_a_step_has_fewer_rows(key_heads, rows):
-    """One row takes 20 ms there: sixteen would hold up an answer for a third of a second."""
+    """One row takes 20 ms there: sixteen would delay a response by a third of a second."""
     pace = make_pace(tiles=(ATTENTION,))
     pace._loaded.model = None
     pace._loaded.api.llama_model_n_head = lambda _: 32
@@ -108,7 +108,7 @@ def test_behind_a_long_text_a_step_has_fewer_rows(key_heads, rows):
     pace.note(rows=100, outputs=0, seconds=2.0, cpu_s=4.0, now=1.0)
     assert pace.prefill_budget(1, depth=LONG_TEXT) == rows
     assert pace.prefill_budget(1, depth=LONG_TEXT - 1) >= MIN_CHUNK
-    for now in range(30):  # such steps are learnt from, too
+    for now in range(30):  # such steps are measured, too
         more = pace.prefill_budget(1, depth=LONG_TEXT)
         pace.note(rows=1 + more, outputs=1, seconds=0.01 + more * 0.001, cpu_s=0.03, now=2.0 + now)
     assert 90 <= pace.prefill_budget(1, depth=LONG_TEXT) < 110
@@ -136,7 +136,7 @@ def test_the_shortest_rest_and_the_oldest_prompt_read_in_turns():
 
 
 def test_groups_that_take_turns_do_not_take_each_others():
-    """Adapters' groups alternate: a turn that every step changes would always be the same one for a group."""
+    """Adapters' groups alternate: a turn that changed with every step would always be the same for a group."""
     groups = [[asked(900), asked(30)], [asked(800), asked(20)]]
     firsts = [prefill_order(groups[step % 2])[0].n_missing for step in range(8)]
     assert firsts[0::2] == [30, 900, 30, 900]

@@ -1,4 +1,4 @@
-"""Large pages: not taken while a load forbids them, put together in pauses, and nothing changes in them."""
+"""Huge pages: forbidden during a load, merged during pauses, and their content never changes."""
 
 import mmap
 import sys

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from engine.runner.llama.cache.prefix_index import PrefixIndex, StoredPrefix, shared_length
 
-TOKEN = st.sampled_from([0, 1, 2, 256, 70_000, -1, -300])  # pictures stand as negative tokens
+TOKEN = st.sampled_from([0, 1, 2, 256, 70_000, -1, -300])  # images are represented by negative tokens
 TEXT = st.lists(TOKEN, max_size=8)
 
 

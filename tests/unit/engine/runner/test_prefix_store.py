@@ -165,7 +165,7 @@ def test_the_fingerprint_follows_content_and_settings(tmp_path):
 
 @pytest.fixture
 def slow_disk(monkeypatch):
-    """A disk that begins to write when it is told to."""
+    """A disk that starts to write on request."""
     go, write = threading.Event(), prefix_store.PrefixFiles._write_file
 
     def wait(files, entry, data, path):
@@ -234,7 +234,7 @@ def test_a_file_under_anothers_name_is_deleted(tmp_path):
 
 @pytest.mark.parametrize("bound", ["MIN_FREE_FRAC", "MAX_FREE_BYTES"])
 def test_the_rest_of_the_disk_is_left_to_others(tmp_path, monkeypatch, bound, capsys):
-    """Chats and downloads need it more than prefixes, which are computed again in seconds."""
+    """Chats and downloads need the space more than prefixes, which are recomputed in seconds."""
     everything = {"MIN_FREE_FRAC": 1.0, "MAX_FREE_BYTES": 1 << 60}
     for name, value in everything.items():
         monkeypatch.setattr(prefix_store, name, value if name != bound else 0)
@@ -252,7 +252,7 @@ def test_the_rest_of_the_disk_is_left_to_others(tmp_path, monkeypatch, bound, ca
 
 
 def test_at_the_end_nothing_is_given_up_because_the_disk_is_slow(tmp_path, slow_disk, monkeypatch):
-    """More waits for the disk than may wait while the model serves; the calls wait and report it."""
+    """More data wait for the disk than is allowed while the model serves; the calls wait and report it."""
     monkeypatch.setattr(prefix_store, "MAX_WAITING_BYTES", 1500)
     store = disk_store(tmp_path, ram=10_000)
     for i in range(4):

@@ -1,4 +1,4 @@
-"""Many texts are embedded in 8 bits where that is faster than llama.cpp, and to nearly the same vectors."""
+"""Many texts are embedded in int8 if that is faster than llama.cpp and the vectors are nearly the same."""
 
 import time
 
@@ -52,7 +52,7 @@ def test_what_is_no_encoder_of_texts_is_refused(tmp_path):
 
 
 class Exact:
-    """llama.cpp's side: the vectors of the float graph, `sign` times, in so much processor time."""
+    """llama.cpp's side: the vectors of the float graph, times `sign`, in this much CPU time."""
 
     def __init__(self, source, folder, *, seconds, sign=1):
         self.source, self.folder, self.seconds, self.sign, self.asked = source, folder, seconds, sign, 0
@@ -78,7 +78,7 @@ def test_it_is_taken_where_it_is_faster_and_measured_once(tmp_path):
     found = chosen.rows(TEXTS, exact)
     assert min(cosine(row, exact(text)) for text, row in zip(TEXTS, found, strict=True)) > 0.995
     asked = exact.asked
-    assert chosen.wanted(1)  # what is left of a job is read as the rest was
+    assert chosen.wanted(1)  # the remaining texts of a job are read in the same way
     assert chosen.rows(TEXTS[:1], exact) is not None
     assert exact.asked == asked
 

@@ -1,4 +1,4 @@
-"""The loop guard: real loops are found, long texts that a reader would call fine are not."""
+"""The loop guard detects real loops, and does not stop long texts that a reader would accept."""
 
 import json
 import math
@@ -96,7 +96,7 @@ def test_a_very_long_text_is_followed_in_bounded_memory():
 
 
 def noise(nats, tokens=300, size=1000):
-    """A guard that saw tokens of this surprise each."""
+    """A guard after tokens of this surprise each."""
     guard = NoiseWatch()
     row = np.zeros(size, np.float32)
     for _ in range(tokens):

@@ -149,7 +149,7 @@ def test_log_probabilities_sum_to_one(vocab):
     ],
 )
 def test_further_stages_do_what_they_are_named_for(vocab, params, kept):
-    """XTC takes away the best of those above its threshold."""
+    """XTC removes the most likely tokens above its threshold."""
     logits = row({1: np.log(0.55), 2: np.log(0.3), 3: np.log(0.1), 4: np.log(0.05)})
     assert set(frequencies(vocab, logits, draws=300, **params)) == kept
 
@@ -164,7 +164,7 @@ def test_mirostat_keeps_to_the_surprise_it_is_told(vocab, version):
 
 
 def test_dynamic_temperature_follows_how_sure_the_model_is(vocab):
-    """At full range a sure distribution is drawn colder than a flat one."""
+    """At full range, a confident distribution is sampled at a lower temperature than a flat one."""
     sure = row({1: 6.0, 2: 4.0})
     fixed = frequencies(vocab, sure, temperature=1.0).get(2, 0)
     assert frequencies(vocab, sure, temperature=1.0, dynatemp_range=1.0).get(2, 0) < fixed / 2
@@ -186,7 +186,7 @@ def test_adaptive_p_prefers_tokens_near_its_target(vocab):
 
 
 def test_the_order_of_stages_matters(vocab):
-    """Min-p after a high temperature keeps what it would have cut before it."""
+    """Min-p after a high temperature keeps tokens that it would remove before it."""
     logits = row({1: 3.0, 2: 0.0})
     hot = {"temperature": 4.0, "min_p": 0.2}
     assert set(frequencies(vocab, logits, **hot, order=("min_p", "temperature"))) == {1}
@@ -202,7 +202,7 @@ def test_a_stage_left_out_does_nothing(vocab):
 
 
 def test_penalties_after_a_filter_cannot_bring_back_what_it_cut(vocab):
-    """Top-k of one keeps the repeated token; the penalty comes too late to let another in."""
+    """Top-k of one keeps the repeated token; a later penalty cannot let in another one."""
     logits = row({1: 2.0, 2: 1.9})
     params = {"top_k": 1, "repeat_penalty": 5.0, "prompt": [1]}
     assert set(frequencies_of(vocab, logits, **params, order=("penalties", "top_k"))) == {2}
@@ -247,7 +247,7 @@ def frequencies_of(vocab, logits, draws=200, prompt=(), **params):
 @pytest.mark.parametrize("size", [90, 8192, 49152])
 @pytest.mark.parametrize("params", [{"top_k": 40, "top_p": 0.95, "min_p": 0.05}, {"top_k": 1}, {"top_k": 20}])
 def test_only_the_highest_are_looked_at_and_the_same_is_drawn(vocab, size, params):
-    """Without a cut ahead llama.cpp sorts all of them to the same end, masked ones among them."""
+    """Without an earlier cut, llama.cpp sorts all of them with the same result, including masked ones."""
     rng = np.random.default_rng(size)
     cut, whole = (make(vocab, seed=5, temperature=0.8, **params) for _ in range(2))
     whole._plain = True
@@ -266,7 +266,7 @@ def test_only_the_highest_are_looked_at_and_the_same_is_drawn(vocab, size, param
 @pytest.mark.parametrize("size", [90, 8192, 49152, 50001])
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
 def test_a_draw_by_temperature_alone_is_the_chains(vocab, size, temperature):
-    """Sums over blocks draw what llama.cpp draws; where they cannot tell, its chain goes on at the same number."""
+    """Block sums sample what llama.cpp samples; if they cannot decide, its chain continues with the same number."""
     rng = np.random.default_rng(size)
     blocks, whole = (make(vocab, seed=5, temperature=temperature) for _ in range(2))
     assert blocks._full_vocab is not None
@@ -275,7 +275,7 @@ def test_a_draw_by_temperature_alone_is_the_chains(vocab, size, temperature):
     run_chain = blocks._run_chain
     blocks._run_chain = lambda ids, logits: asked.append(len(ids)) or run_chain(ids, logits)
     for n in range(150):
-        logits = (rng.standard_normal(size) * (n % 5)).astype(np.float32)  # every fifth: all the same
+        logits = (rng.standard_normal(size) * (n % 5)).astype(np.float32)  # every fifth: all equal
         if n % 7 == 1:
             logits[rng.permutation(size)[: size - 5]] = -np.inf
         assert blocks.sample(logits.copy()) == whole.sample(logits.copy())

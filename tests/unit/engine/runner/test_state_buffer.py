@@ -29,7 +29,7 @@ def test_parts_are_copied_one_behind_the_other():
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at Linux's figures of a process")
 @pytest.mark.process
 def test_states_that_come_and_go_leave_no_memory_behind():
-    """The newest are held, and something small of each."""
+    """The newest stay in memory, and a small part of each."""
     code = """
         import tempfile, time
         from pathlib import Path

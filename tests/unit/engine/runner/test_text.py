@@ -65,7 +65,8 @@ def test_any_split_gives_the_text_up_to_the_first_stop(text, stops, data):
         assert "".join(out) == text
         assert stop is None
     else:
-        # A stop that completes in an earlier piece ends the text before one that begins earlier but ends later.
+        # A stop string that completes in an earlier chunk takes precedence over one that starts earlier but ends
+        # later.
         sent = "".join(out)
         assert text.startswith(sent)
         assert stop in stops

@@ -1,4 +1,4 @@
-"""Prompts are prepared beside the model, and nobody waits for the constraint of another."""
+"""Prompts are prepared in parallel with the model, and none waits for another request's constraint."""
 
 import queue
 import threading
@@ -15,7 +15,7 @@ FORM = Constraint(kind="regex", source="a+")
 
 
 class Letters:
-    """One token a letter."""
+    """One token per letter."""
 
     def tokenize(self, text, *, limit=None, **_):
         return [ord(c) for c in text][:limit]

@@ -1,4 +1,4 @@
-"""The governor on machines that are simulated as a time per step, and the part of it that threads got to run."""
+"""The thread governor on simulated machines, given by a time per step and the share of it that threads ran."""
 
 from engine.runner.llama.batch.threads import BatchThreads, ThreadGovernor
 
@@ -80,12 +80,12 @@ def test_a_width_that_is_new_takes_no_part_in_a_trial_of_another():
     threads.threads(1)
     for i in range(5):
         threads.note(1, 0.3, 0.3, threads.threads(1), now=float(i))
-    assert threads.threads(1) == 1  # a trial of one thread has begun
+    assert threads.threads(1) == 1  # a trial with one thread has started
     assert threads.threads(24) == 2
 
 
 def prompt_steps(threads, steps, cost, now=0.0):
-    """The threads of each step of a long prompt; `cost`: threads to (seconds of a step, part that they ran)."""
+    """The threads of each step of a long prompt; `cost`: threads to (seconds of a step, share that they ran)."""
     used = []
     for _ in range(steps):
         count = threads.threads(512)
@@ -97,7 +97,7 @@ def prompt_steps(threads, steps, cost, now=0.0):
 
 
 def test_a_prompt_on_a_busy_computer_takes_fewer_threads_where_these_are_faster():
-    """The first step shows that the threads wait, the next is the trial; more are tried again after a pause."""
+    """The first step shows that the threads wait, the next is the trial; more threads are tried after a pause."""
     threads = BatchThreads(2)
     used = prompt_steps(threads, 8, lambda n: (1.0, 0.9) if n == 1 else (3.0, 0.5))
     assert used[:2] == [2, 1]
@@ -120,7 +120,7 @@ def test_a_step_with_a_fixed_number_of_threads_teaches_nothing_of_another():
 
 
 def test_a_busy_computer_is_presumed_before_the_first_step():
-    """The first prompt after a pause would otherwise take ten times as long; all threads come back in quiet."""
+    """Otherwise the first prompt after a pause would take ten times as long; all threads return when it is idle."""
     threads = BatchThreads(2)
     threads.presume_busy(0.0)
     used = prompt_steps(threads, 8, lambda n: (1.0 / n, 0.98))

@@ -1,4 +1,4 @@
-"""A runner is taken for stuck by what it computes: starved ones go on, stopped and endless ones are ended."""
+"""A runner counts as stuck by what it computes: starved ones continue, stopped and endless ones are ended."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from engine.runner.watchdog import Watchdog
 
 stops = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
 
-# Says hello; then, told by its arguments, computes so many seconds of processor time beside heartbeats or silently.
+# Says hello; then, depending on its arguments, computes for this much CPU time, with heartbeats or silently.
 CHILD = """
 import os, sys, threading, time
 from engine.runner import protocol
@@ -57,7 +57,7 @@ os._exit(0)
 
 
 def spending(*readings):
-    """Standstill over these readings of processor time."""
+    """Stall time over these readings of CPU time."""
     left = iter(readings)
     return StallDetector(0, lambda _pid: next(left))
 
@@ -125,7 +125,7 @@ async def starve(pid):
 
 
 def ended(monkeypatch, how, seconds, *, starved=False, stop=False):
-    """How a child that behaves so ends: its exit code, the reason, and after how many seconds."""
+    """How a child with this behaviour ends: its exit code, the reason, and the seconds until then."""
     child = (sys.executable, "-c", CHILD, how, str(seconds))
     monkeypatch.setattr(process, "runner_command", lambda _engine: child)
 
@@ -167,7 +167,7 @@ def test_a_runner_that_computes_without_end_is_ended(monkeypatch, how, limit):
 @pytest.mark.parametrize(("how", "limit"), [("asleep in a step", "STALL_S"), ("asleep", "SILENCE_S")])
 def test_a_runner_that_computes_nothing_is_ended(monkeypatch, how, limit):
     monkeypatch.setattr(watchdog, limit, 1.5)
-    monkeypatch.setattr(child, "MIN_FRACTION", 0.2)  # ten heartbeats a second take more of so short a limit
+    monkeypatch.setattr(child, "MIN_FRACTION", 0.2)  # ten heartbeats per second take more of such a short limit
     code, died, _ = ended(monkeypatch, how, 0.0)
     assert code != 0
     assert "stuck" in str(died)
@@ -194,7 +194,7 @@ def test_one_that_was_told_to_end_and_does_not_is_ended(monkeypatch, how, second
 
 @pytest.mark.process
 def test_one_that_stores_prefixes_may_go_on_while_its_disk_takes_bytes(monkeypatch):
-    """It computes nothing for twice the limit and more."""
+    """It computes nothing for more than twice the limit."""
     monkeypatch.setattr(process, "SHUTDOWN_S", 2.0)
     code, _, seconds = ended(monkeypatch, "saving", 10, stop=True)
     assert code == 0

@@ -1,4 +1,4 @@
-"""The expression that finds emphasis, code and links in the chat page, tried with Python's engine."""
+"""The expression that finds emphasis, code and links in the chat page, tested with Python's engine."""
 
 import re
 from pathlib import Path
@@ -25,5 +25,5 @@ def test_marks_are_found(text, found):
 
 @pytest.mark.parametrize("part", ["[", "`", "`a``", "*", "*a", "**a", "[a](", "[a](http://x", "[a", "``a`"])
 def test_many_unclosed_marks_take_linear_time(part):
-    """Quadratic time would be minutes."""
+    """Quadratic time would take minutes."""
     assert sum(1 for _ in INLINE.finditer(part * (100_000 // len(part)))) <= 50_000

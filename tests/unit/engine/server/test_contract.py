@@ -1,4 +1,4 @@
-"""The structs of engine.api are what routes take and return, what the OpenAPI page shows, and light to import."""
+"""The structs of engine.api: routes accept and return them, the OpenAPI page shows them, and they import fast."""
 
 import ast
 import json
@@ -111,7 +111,7 @@ def test_every_status_of_an_error_is_on_the_page(page):
         told = adding if kind in (remotes.NotAdded, remotes.UnknownHostKey) else everywhere
         told = chatting if kind is ModelNotLoaded else collecting if kind is NotAgreed else told
         assert str(status) in told, kind
-    # What is answered before a route: by the guard, the keys, and connections.
+    # Responses from before a route: of the guard, the keys, and connections.
     assert everywhere >= {"400", "401", "403", "404", "405", "408", "413", "415", "429", "431", "500", "503"}
 
 
@@ -161,7 +161,7 @@ def test_a_wrong_body_is_refused_with_the_field_that_is_wrong(kind, raw, param):
 
 
 def read_names():
-    """Every name by which the engine reads something: attributes, parameters, keywords, names in text."""
+    """Every name by which the engine reads a value: attributes, parameters, keywords, names in texts."""
     found = set(SamplingParams.__struct_fields__)  # read by these names
     for file in Path(engine.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
@@ -191,7 +191,7 @@ def bodies(kind=Body):
 
 @pytest.mark.slow
 def test_a_field_that_is_declared_and_never_read_fails(page):
-    """What a route takes is read somewhere, of every protocol; what it means is proven in test_request_contract."""
+    """Every parameter of a route is read somewhere, in every protocol; test_request_contract proves its effect."""
     read = read_names()
     taken = [contract.takes for contract in msgspec_routes._contracts.values() if contract.takes is not None]
     declared = {(k.__name__, name) for kind in taken for k in kinds_within(kind) for name in k.__struct_fields__}

@@ -1,4 +1,4 @@
-"""What a server imports before it answers, and the routes that are made behind that."""
+"""A server's imports before its first response, and the routes that are created after it."""
 
 import asyncio
 import errno
@@ -24,11 +24,11 @@ from tests.support.fakes.free_pool import FreePool
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).resolve().parents[4]
-# Each takes a tenth of a second or more to import, with what it brings along.
+# Each takes 0.1 s or more to import, including its own imports.
 HEAVY = ("fastapi", "numpy", "httpx2", "huggingface_hub", "onnx", "gguf", "jinja2", "llguidance")
 
 
-# Nothing before the first token needs them on this system, or at all.
+# They are not needed before the first token on this system, or never.
 LATER = ("quantize.job", "devices.probes.apple", "devices.probes.gpu_windows")
 
 
@@ -109,7 +109,7 @@ def test_a_moment_without_descriptors_does_not_leave_them_out(monkeypatch):
 
 
 def test_a_path_answers_alike_early_and_late(tmp_path, monkeypatch):
-    """A method that an early route does not have is answered by those behind it, with all that the path can."""
+    """A method that an early route lacks is handled by the late routes, with all methods of the path."""
     monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
     models = ServedModels(lambda: None)
     placer = Placer(open_resources(user_paths()))

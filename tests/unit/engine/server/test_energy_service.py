@@ -1,4 +1,4 @@
-"""From meters to the answer: an ended request is told its joules, and what was learnt of a placement is kept."""
+"""From meters to the response: a finished request gets its joules, and learned rates are stored."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from engine.server.power import EnergyService
 
 
 class Meters:
-    """Stands for the sampling of a second, which the test drives."""
+    """Replaces the sampling once per second; the test triggers it."""
 
     def __init__(self):
         self.on_sample = None
@@ -55,7 +55,7 @@ def test_an_answer_is_told_its_joules_and_its_placement_learns():
             meters.on_sample(usage(10.0), 1.0)
         model.runner.active_requests = 1
         used_s = desk._cpu_s[os.getpid()]
-        desk._cpu_s[os.getpid()] = used_s - 1.0  # a second of processor time in this second
+        desk._cpu_s[os.getpid()] = used_s - 1.0  # one second of CPU time in this second
         desk._cores = 1
         meters.on_sample(usage(30.0, cpu_frac=1.0), 1.0)
         desk.on_stats(

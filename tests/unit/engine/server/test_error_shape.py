@@ -1,4 +1,4 @@
-"""Whose words an error is told in: those of the router that took the request, else of the path's protocol."""
+"""The format of an error: of the router that got the request, else of the path's protocol."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ async def broken():
 
 
 def answers(shape, *asked):
-    """What an application answers whose routes of this shape lie where no protocol's prefix leads to it."""
+    """Responses of an application whose routes with this format have paths that no protocol's prefix matches."""
     router = protocol_router(shape, prefix="/elsewhere", tags=["test"])
     router.add_api_route("/missing", missing, methods=["POST"])
     router.add_api_route("/broken", broken, methods=["POST"])

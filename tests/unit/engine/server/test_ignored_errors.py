@@ -1,11 +1,11 @@
-"""What Python cannot raise is one line of the server's log, no traceback."""
+"""Exceptions that Python cannot raise become one line of the server's log, without a traceback."""
 
 import subprocess
 import sys
 
 import pytest
 
-# An event loop that cannot be made for want of descriptors is taken apart half made, which fails too.
+# If descriptors run out, a half-created event loop is closed, which fails too.
 HALF_MADE = """
 import asyncio, gc, logging, resource
 from engine.server.log_rate_limit import ignored_in_a_line

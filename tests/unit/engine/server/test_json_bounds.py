@@ -1,4 +1,4 @@
-"""Bodies that would become too much are refused before they are parsed; strings may hold what they like."""
+"""Bodies that would need too much memory are refused before they are parsed; strings may have any content."""
 
 import json
 import random
@@ -57,7 +57,7 @@ def test_counts_are_exact_wherever_the_text_is_cut(monkeypatch):
 
 
 def test_the_size_of_a_conversation_takes_no_time_for_long_texts():
-    """The event loop measures it; to encode the texts would block all other requests."""
+    """The event loop measures it; encoding the texts would block all other requests."""
     items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x" * (8 << 20)}]}] * 8
 
     def cpu_s(work):

@@ -1,4 +1,4 @@
-"""Where a completion of several lines ends, however its text is cut into tokens, and its times."""
+"""The end of a completion of several lines, however its text is split into tokens, and its time limits."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Bodies with long strings are read in pieces, and are what they would be read at once."""
+"""Bodies with long strings are parsed in parts, with the same result as in one piece."""
 
 import json
 import random

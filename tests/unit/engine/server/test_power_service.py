@@ -1,4 +1,4 @@
-"""Limits of power: runners are paced by what meters say, and a spent battery budget refuses."""
+"""Power limits: runners are paced by meter readings, and requests are refused after the battery budget is used."""
 
 import queue
 from types import SimpleNamespace
@@ -87,12 +87,12 @@ def test_a_battery_budget_refuses_what_does_not_fit_and_mains_lift_it(tmp_path):
     files = {f"{base}/type": "Battery", f"{base}/status": "Discharging", f"{base}/energy_full": "50000000"}
     made, _, model, _, host = desk(tmp_path, {**files, f"{base}/energy_now": "40000000"})
     made.set(PowerLimits(battery_percent=2))  # 1 Wh: 3,600 J
-    made._ledger.count("m", 1000.0, 1000)  # a joule a token
+    made._ledger.count("m", 1000.0, 1000)  # one joule per token
     made.sampled(usage(None), 5.0)
     made.admits(model, GenerationRequest(prompt="x", max_tokens=3000))
     with pytest.raises(BatterySpent):
         made.admits(model, GenerationRequest(prompt="x", max_tokens=4000))
-    host._parts["files"][f"{base}/energy_now"] = "39500000"  # half of it is spent
+    host._parts["files"][f"{base}/energy_now"] = "39500000"  # half of it is used
     made.sampled(usage(None), 5.0)
     assert made.state().spent_percent == pytest.approx(1.0)
     with pytest.raises(BatterySpent, match=r"1\.0 % are"):
@@ -110,7 +110,7 @@ def test_requests_in_a_row_end_within_the_budget(percent):
     for _ in range(1000):
         if budget.refuses(expected_j=150.0):
             break
-        charge_j -= 150.0 * 1.05  # a little more than was expected
+        charge_j -= 150.0 * 1.05  # slightly more than expected
         budget.look(Battery(discharging=True, charge_j=charge_j, full_j=full_j))
     spent = (begun - charge_j) / full_j * 100
     assert percent - 0.2 <= spent <= percent + 0.01

@@ -1,4 +1,4 @@
-"""Sampling goes on whatever one sample meets."""
+"""Sampling continues after a sample fails."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""What other servers send, cut anywhere, and what hostile ones send."""
+"""Responses of other servers, split anywhere, and hostile ones."""
 
 import json
 
@@ -29,7 +29,7 @@ from tests.support.fakes.fake_upstream import MODEL, FakeUpstream
 
 
 def recorded(kind, said, **body):
-    """The bytes of an answer of that kind of server."""
+    """The bytes of such a server's response."""
     out = []
 
     def send(data):
@@ -42,7 +42,7 @@ def recorded(kind, said, **body):
 
 
 def joined(events):
-    """The same however deltas are cut."""
+    """The same result however deltas are split."""
     out = []
     for event in events:
         if out and type(out[-1]) is type(event) and isinstance(event, TextDelta | ReasoningDelta):
@@ -200,7 +200,7 @@ def test_rules_win_in_their_order_and_names_are_exact():
     assert registry.way("local") is None
     assert registry.relief("local", queued=2) is None
     assert registry.relief("local", queued=3).model == "big"
-    assert registry.relief("local", queued=None) is None  # it says nothing of what does not fit
+    assert registry.relief("local", queued=None) is None  # it reports nothing that does not fit
     registry.remove("a")
     assert registry.relief("local", queued=9) is None
     assert [r.upstream for r in registry.saved.rules] == ["b"]

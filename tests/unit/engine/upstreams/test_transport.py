@@ -1,4 +1,4 @@
-"""The client for upstreams: which connections serve again, and loops with transports of another class."""
+"""The client for upstreams: which connections are reused, and event loops with transports of another class."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ CLOSING = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 5\r\n\r\nhel
 
 
 class Server:
-    """Answers every request with the same bytes, and counts connections."""
+    """Sends the same bytes for every request, and counts connections."""
 
     def __init__(self, answer, *, hangs_up=False):
         self.answer, self.hangs_up, self.connections = answer, hangs_up, 0
@@ -24,7 +24,7 @@ class Server:
         return _Answering(self)
 
     async def ask(self, times, *, leave=False):
-        """Bodies of so many requests, one after the other."""
+        """Bodies of this many consecutive requests."""
         bodies = []
         async with await asyncio.get_running_loop().create_server(self.connected, "127.0.0.1", 0) as listening:
             client = HttpClient("up", f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
@@ -32,7 +32,8 @@ class Server:
                 async with client.request("GET", "/") as answer:
                     if not leave:
                         bodies.append(await answer.read())
-                for _ in range(20):  # what the other side does behind its answer, in several turns of the loop
+                # the other side's actions after its response, in several iterations of the loop
+                for _ in range(20):
                     await asyncio.sleep(0.002)
             client.close()
             await asyncio.sleep(0.02)

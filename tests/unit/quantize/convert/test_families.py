@@ -1,4 +1,4 @@
-"""What each family's configuration turns into, and what is refused because the runtime would compute otherwise."""
+"""The conversion of each family's configuration, and refusals of what the runtime would compute differently."""
 
 import json
 from pathlib import Path

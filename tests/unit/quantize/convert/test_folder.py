@@ -1,4 +1,4 @@
-"""Converting the bundled model's Hugging Face folder, and folders that are damaged in every way we thought of."""
+"""Converts the bundled model's Hugging Face folder, and folders with every kind of damage we know."""
 
 import json
 import shutil
@@ -61,7 +61,7 @@ def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
 def test_the_bundled_model_comes_out_as_its_own_gguf(tmp_path):
     out = tmp_path / "spark.gguf"
     done = run(SPARK_HF, out)
-    assert done.pretokenizer == "gpt-2"  # found though its hash is in no list
+    assert done.pretokenizer == "gpt-2"  # found although its hash is in no list
     prepared = prepare(ConvertRequest(folder=SPARK_HF, out=out), lambda *_: None)
     assert done.file_bytes == out.stat().st_size == prepared.file_bytes
     assert prepared.spec == model_spec(read_gguf(out))
@@ -72,7 +72,7 @@ def test_the_bundled_model_comes_out_as_its_own_gguf(tmp_path):
         got = tensors[want.name]
         assert (got.shape, got.ggml_type) == (want.shape, want.ggml_type)
         a, b = ours.tensor_bytes(got), theirs.tensor_bytes(want)
-        if want.ggml_type.name == "F32":  # norms: the folder keeps them in half precision
+        if want.ggml_type.name == "F32":  # norms: the folder stores them in half precision
             np.testing.assert_allclose(a.view(np.float32), b.view(np.float32), rtol=1e-3)
         else:
             assert np.array_equal(a, b), want.name

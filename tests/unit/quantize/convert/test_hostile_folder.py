@@ -1,4 +1,4 @@
-"""Folders whose JSON files hold anything in the place of anything are refused, with a reason, never by accident."""
+"""Folders whose JSON files have arbitrary values in any place are refused with a reason, never by an accident."""
 
 import contextlib
 import json

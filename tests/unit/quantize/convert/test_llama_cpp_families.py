@@ -1,4 +1,4 @@
-"""Which converter a folder is for, what the other one may be given, and the locks of its environment."""
+"""The converter of a folder, what llama.cpp's may get, and the locks of its environment."""
 
 import json
 import re

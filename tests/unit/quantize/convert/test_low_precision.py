@@ -203,7 +203,7 @@ def int8_rows():
 
 
 def other_settings(made, **settings):
-    """The same weights where the settings name those of other layers."""
+    """The same weights if the settings name those of other layers."""
     tensors, found, dtype, value = made
     return tensors, found | settings, dtype, value
 

@@ -1,4 +1,4 @@
-"""Packed weights keep every value where they can, and the graph computes what the formulas say."""
+"""Packed weights keep every value if possible, and the graph computes what the formulas state."""
 
 import json
 import math
@@ -50,7 +50,7 @@ def test_other_types_lose_half_a_step_of_eight_bits(qtype):
 
 
 def test_the_operator_computes_with_the_same_values(tmp_path):
-    """MatMulNBits itself, on the identity: what it multiplies by is what the block holds."""
+    """MatMulNBits itself, on the identity matrix: it multiplies by the values in the block."""
     import onnxruntime as ort
 
     for qtype in ("Q4_0", "Q8_0", "Q6_K"):
@@ -164,7 +164,7 @@ def test_the_bundled_model_in_each_type(tmp_path, bundled_model, qtype):
 
 @pytest.mark.parametrize("kind", ["linear", "by frequency"])
 def test_rotary_scaling_is_llama_cpps(tmp_path, bundled_model, kind):
-    """Linear scaling of positions, and Llama 3's factors of single frequencies."""
+    """Linear scaling of positions, and Llama 3's factors for single frequencies."""
     factors = {"rope_freqs.weight": np.linspace(1, 8, 32, dtype=np.float32)}
     given = {"scale": 4.0} if kind == "linear" else {"extra": factors}
     source = onnx_models.requantize(bundled_model, tmp_path / "m.gguf", "F16", **given)
@@ -193,7 +193,7 @@ def test_the_same_file_is_not_converted_twice(tmp_path, bundled_model):
 
 
 def fixed_inputs(shape, weights, tokens):
-    """A whole text at once, behind an empty cache."""
+    """A whole text in one run, with an empty cache."""
     at = FixedShape(shape, len(tokens), 0, head=True)
     mask = np.triu(np.full((len(tokens), len(tokens)), MASKED, np.float32), 1)
     inputs = {"hidden": weights.get("token_embd.weight")[tokens][None]}
@@ -206,7 +206,7 @@ def fixed_inputs(shape, weights, tokens):
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 def test_the_fixed_form_computes_the_formulas(tmp_path, name):
-    """The walk that calibration and graphs share, in float32, against the oracle in float64."""
+    """The forward pass that calibration and graphs share, in float32, against the oracle in float64."""
     source = write_shape(tmp_path / "m.gguf", small(name))
     tokens = [t % 1200 for t in TOKENS]
     model = read_gguf_model(source)
@@ -221,7 +221,7 @@ def test_the_fixed_form_computes_the_formulas(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])
 def test_fixed_graphs_of_qwen_follow_the_formulas(tmp_path, name):
-    """Quantized graphs, a piece and then steps, against the oracle of the text that begins as every one does."""
+    """Quantized graphs, a chunk and then steps, against the oracle for a text with the usual start."""
     import onnxruntime as ort
 
     source = write_shape(tmp_path / "m.gguf", replace(small(name), vocab=4096))

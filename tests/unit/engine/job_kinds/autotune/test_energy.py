@@ -1,4 +1,4 @@
-"""Tuning for energy on a simulated computer with a noisy meter: each goal chooses its own, noise nothing."""
+"""Tuning for energy on a simulated computer with a noisy meter: each goal gets its choice, despite the noise."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ PROMPT = 512
 
 
 class Trials:
-    """Runs of a simulated computer, whose ledger counts them; only threads make a difference."""
+    """Runs on a simulated computer, whose ledger counts them; only the number of threads matters."""
 
     def __init__(self, seed, watts_power=1.4):
         self.computer = Computer(seed, watts_power=watts_power)
@@ -108,7 +108,7 @@ def test_every_choice_is_explained_by_its_joules_and_seconds():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_noise_does_not_replace_what_is_in_use(seed):
-    # As many joules a token with any number of threads.
+    # The joules per token are the same for any number of threads.
     found, best = search("energy", seed, watts_power=0.8)
     assert best == BASE, found.choices(best)
 

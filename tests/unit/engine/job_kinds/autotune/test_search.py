@@ -1,4 +1,4 @@
-"""Successive halving finds what an exhaustive grid finds, for a small part of its cost, and never a bad point."""
+"""Successive halving finds what an exhaustive grid finds, at a fraction of its cost, and never a bad point."""
 
 import asyncio
 import itertools
@@ -67,7 +67,7 @@ def landscape(seed):
 
 
 class Bench:
-    """Measures a landscape; counts what it costs in tokens."""
+    """Measures a landscape; counts the tokens it costs."""
 
     def __init__(self, speed, bad=lambda _: False, noise=0.01, seed=0):
         self.speed, self.bad, self.noise = speed, bad, noise
@@ -169,7 +169,7 @@ def test_when_the_time_is_over_the_best_so_far_counts():
 
 
 def journalled(path, bench, stop_after=None):
-    """A search whose trials are written down; it is killed in the middle of a trial."""
+    """A search whose trials are recorded; it is killed in the middle of a trial."""
     journal = Journal(path)
 
     async def measure(knobs, budget):
@@ -196,7 +196,7 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path, stop_after):
         journalled(path, bench, stop_after)
     done = list(bench.calls)
     with path.open("ab") as file:
-        file.write(b'{"type":"ended","trial":{"kn')  # the kill cut a line
+        file.write(b'{"type":"ended","trial":{"kn')  # the kill truncated a line
     resumed = journalled(path, bench)
     assert len(bench.calls) == len(set(bench.calls))
     assert bench.calls[: len(done)] == done

@@ -1,4 +1,4 @@
-"""What eight turns of plain and fused attention come to when other programs take the processor now and then."""
+"""Result of eight alternating runs of plain and fused attention, while other programs use the CPU now and then."""
 
 from engine.job_kinds.bench.attention import TURNS, steady
 from engine.placement.history import AttentionTimes

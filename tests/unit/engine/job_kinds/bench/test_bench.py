@@ -1,4 +1,4 @@
-"""Stand-ins are files llama.cpp would take for the real ones; results survive what may happen to their file."""
+"""llama.cpp accepts dummy-weight files as real models; results survive damage to their file."""
 
 import asyncio
 import csv
@@ -185,7 +185,7 @@ def test_results_of_an_earlier_version_are_still_read(tmp_path):
 
 @pytest.mark.process
 def test_a_stand_in_of_a_file_that_is_not_here(bundled_model, tmp_path):
-    """Only the kept header is known: the tensors are the file's, the vocabulary is made up, as large."""
+    """Only the cached header is known: the tensors are the file's, the vocabulary is a dummy of the same size."""
     real = read_gguf(bundled_model)
     header_cache.keep(tmp_path, "kept", real)
     _, slots = dummy_model.spec_of_header(tmp_path / "kept.header")

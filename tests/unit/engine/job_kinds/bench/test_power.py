@@ -1,4 +1,4 @@
-"""Joules of a measurement: a simulated meter that charges for what the processor really computes."""
+"""Joules of a measurement, with a simulated meter that charges for what the CPU really computes."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from tests.support.unhindered import Stopwatch
 
 
 def measured(model):
-    """The meter, and what a measurement beside it found."""
+    """The meter, and the result of a concurrent measurement."""
     host = Metered()
     found = asyncio.run(
         bench(
@@ -39,10 +39,10 @@ def test_a_measurement_tells_its_tokens_a_joule_beyond_the_rest(bundled_model, m
     monkeypatch.setattr(
         "devices.utilization.UsageSampler._cpu_frac", lambda _: 0.0
     )  # nothing else runs on that computer
-    for _ in range(4):  # a busy machine lets time pass between the meter's clock and that of who reads it
+    for _ in range(4):  # on a busy machine, time passes between the meter's clock and the reader's
         host, found = measured(bundled_model)
         (point,) = found.points
-        worked = [cpu_s for _, cpu_s in host.looks if cpu_s > 0]  # the looks at the rest saw no child
+        worked = [cpu_s for _, cpu_s in host.looks if cpu_s > 0]  # the checks for other load saw no child
         tokens_per_joule = 4 * 201 / (WORK_W * (worked[-1] - worked[0]))
         measurement = (found.idle_w, point.tokens_per_joule)
         if measurement == pytest.approx((REST_W, tokens_per_joule), rel=0.3):

@@ -1,4 +1,4 @@
-"""A search that is cancelled takes its own record along, and nobody else's."""
+"""A cancelled search deletes its own record, and no other."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def service(tmp_path):
 
 
 def begun(service, model, length, goal="speed"):
-    """The record of a search that was ended in its middle."""
+    """The record of an interrupted search."""
     path = service.journal("machine", model, length, goal)
     Journal(path, model).end(
         TuneTrial(knobs=TunableSettings(n_threads=2), budget=BUDGET, outcome=TrialOutcome(cost_s=1.0))
@@ -30,7 +30,7 @@ def begun(service, model, length, goal="speed"):
 def test_a_search_that_is_cancelled_before_it_begins_leaves_those_of_others(service):
     own = [begun(service, "mine", length) for length in (512, 2048)]
     others = [begun(service, "mine", 1512), begun(service, "mine", 512, "energy"), begun(service, "other", 512)]
-    nameless = begun(service, "", 512)  # from before records had names
+    nameless = begun(service, "", 512)  # written before records had names
     control = JobContext()
     control.ask("cancelled")
     options = TuneOptions(subject=Subject(model="mine"), lengths=(512, 2048))
