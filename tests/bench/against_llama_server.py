@@ -95,7 +95,7 @@ def decode(sides: Sides, rounds: int, rng: random.Random) -> None:
 
 
 def deep(sides: Sides, rounds: int, rng: random.Random) -> None:
-    """One sequence behind a prompt of 4,096 tokens: reading it, and decode of 32 tokens."""
+    """One sequence after a prompt of 4,096 tokens: reading it, and decode of 32 tokens."""
     speeds: dict[str, list[float]] = {"ours": [], "rival": []}
     first: dict[str, list[float]] = {"ours": [], "rival": []}
     for _ in range(rounds):
@@ -108,7 +108,7 @@ def deep(sides: Sides, rounds: int, rng: random.Random) -> None:
 
 
 def concurrent(sides: Sides, rounds: int, rng: random.Random) -> None:
-    """4, 8 and 16 requests of mixed length at once: total tokens/s."""
+    """4, 8 and 16 concurrent requests of mixed length: total tokens/s."""
     for count in (4, 8, 16):
         totals: dict[str, list[float]] = {"ours": [], "rival": []}
         for i in range(rounds):
@@ -120,7 +120,7 @@ def concurrent(sides: Sides, rounds: int, rng: random.Random) -> None:
 
 
 def gaps(sides: Sides, rounds: int, rng: random.Random) -> None:
-    """Three answers while a 4k prompt arrives: waits for their tokens while it is read, and over all."""
+    """Three answers while a 4k prompt arrives: the gaps between their tokens while it is read, and overall."""
     found: dict[str, dict[str, list[float]]] = {}
     for i in range(rounds):
         prompts, late = [fresh(rng, 64) for _ in range(3)], fresh(rng, 4096)

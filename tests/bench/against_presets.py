@@ -142,7 +142,7 @@ def show(args: argparse.Namespace, preset: str, text: str, files: dict[str, File
 
 
 def show_share(args: argparse.Namespace, preset: str, text: str, report: FileReport, of: str) -> None:
-    """Print and record our loss as a share of another file's of these bytes."""
+    """Print and record the loss of Tessera's file as a share of another file's of these bytes."""
     share = report.ratio
     assert share is not None
     print(

@@ -97,7 +97,7 @@ def thousand(root):
     paths.models.mkdir(parents=True)
     head = Path("assets/models/spark-f16.gguf")
     raw = head.read_bytes()
-    # The demo's real header (vocabulary and chat template) over a file with holes, a thousand times.
+    # The demo's real header (vocabulary and chat template) in a thousand sparse files.
     end = read_gguf(head).data_offset
     for number in range(1000):
         with (paths.models / f"model-{number:04}-Q4_K_M.gguf").open("wb") as file:

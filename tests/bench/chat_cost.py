@@ -95,7 +95,7 @@ def parsing():
 
 
 class LargeVocabulary:
-    """150,000 pieces of made-up words, as large as today's vocabularies."""
+    """150,000 tokens of made-up words, as many as in current vocabularies."""
 
     def __init__(self, size=150_000):
         rng = random.Random(1)

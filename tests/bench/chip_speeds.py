@@ -25,7 +25,7 @@ from engine.placement.chip_speeds import TABLE, chip_speeds, peak_tflops, type_s
 
 RUNS = Path("tests/data/speeds/runs.json")
 GIB = 1.073741824
-# Milliseconds a layer, by vendor: two constants for each chip would fit its two runs exactly and mean nothing.
+# Milliseconds per layer, by vendor: two constants for each chip would fit its two runs exactly and mean nothing.
 LAYER_MS = {"AMD": 0.03, "Intel": 0.02, "Apple": 0.12, "NVIDIA": 0.05, "Qualcomm": 0.0}
 BACKENDS = {
     "AMD": ("vulkan", "rocm"),
@@ -43,10 +43,10 @@ KIN = {
     **dict.fromkeys(("nvidia", "gb10", "nvidia-dp4a"), "nvidia"),
     **dict.fromkeys(("rdna2-igpu", "rdna2-card", "vega"), "rdna2"),
 }
-# Against a chip of a family, what its relatives have; and, against that, a chip's own runs.
+# Weight of a family's relatives against one of its chips; and of a family against a chip's own runs.
 KIN_WEIGHT = 2
 OWN_WEIGHT = 6
-# With so many chips of newer builds, older builds say nothing any more.
+# With this many chips of newer builds, older builds are ignored.
 MANY = 2
 # No chip uses more of its bandwidth; a higher fitted value means that a layer costs less than assumed.
 MOST_READ = 0.95
@@ -156,7 +156,7 @@ def estimate(
     *,
     family: bool = False,
 ) -> tuple[float, int]:
-    """The constant of a chip, or of its whole family, and on how many chips it rests."""
+    """The constant of a chip, or of its whole family, and the number of chips it is based on."""
     found, count = None, 0
     for level in range(len(kin(chip, backend)) - 1, 0 if family else -1, -1):
         wanted = kin(chip, backend)[level]
@@ -182,7 +182,7 @@ def factor(forecast: float, measured: float) -> float:
 
 
 def left_out(runs: Sequence[Run], pool: Sequence[Run], phase: str) -> list[tuple[float, str]]:
-    """How far off a chip's runs are when it was left out of the fit: (factor, which)."""
+    """The error for a chip's runs when it was left out of the fit: (factor, which)."""
     found = []
     for run in runs:
         rest = [r for r in pool if r.chip.id != run.chip.id]
@@ -197,9 +197,9 @@ def left_out(runs: Sequence[Run], pool: Sequence[Run], phase: str) -> list[tuple
 
 
 def processors(rows: Iterable[dict]) -> tuple[list[tuple[float, str]], list[tuple[float, str]]]:
-    """How far off a processor is (prompt, decode) when it was left out: by the median of others of its cores.
+    """The error for a CPU (prompt, decode) when it was left out: by the median of others with its cores.
 
-    Without others it is a processor that nobody knows: cores as usual, and the reads of the last row.
+    Without others it counts as an unknown CPU: usual cores, and the bandwidth of the last row.
     """
     rule, prompt, decode = chip_speeds().cpu, [], []
     runs = [row for row in rows if row["backend"] == "cpu" and row.get("note") != "another backend's processor"]
@@ -237,7 +237,7 @@ def told(what: str, errors: list[tuple[float, str]]) -> None:
 
 
 def constants(runs: Sequence[Run]) -> list[dict]:
-    """A row for each family and backend it has, behind those of chips that have runs of their own."""
+    """One row for each of its families and backends, after those of chips with runs of their own."""
     fitted = [r for r in runs if r.fitted]
     own = dict.fromkeys((r.chip, r.backend) for r in fitted if r.backend in BACKENDS[r.chip.vendor])
     rows = [

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 @dataclass
 class Reply:
-    """What one streamed request showed its client. Times are seconds since it was `started`, a clock's."""
+    """What one streamed request's client observed. Times are seconds since `started`, a clock's time."""
 
     text: str = ""
     arrivals: list[float] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Reply:
         return [b - a for a, b in zip([0.0, *self.arrivals], self.arrivals, strict=False)]
 
     def waits_during(self, other: "Reply") -> list[float]:
-        """The waits for a token that lie, at least in part, between another request and its first token."""
+        """The gaps between tokens that overlap the time between another request and its first token."""
         sent = other.started - self.started
         pairs = zip([0.0, *self.arrivals], self.arrivals, strict=False)
         return [b - a for a, b in pairs if b > sent and a < sent + other.first]
@@ -79,7 +79,7 @@ def complete(
 
 
 def together(calls) -> tuple[list[Reply], float]:
-    """Run several `complete` calls at once; their replies and the seconds all took."""
+    """Run several `complete` calls concurrently; their replies and the seconds in all."""
     replies: list[Reply | None] = [None] * len(calls)
     errors: list[BaseException] = []
 

@@ -32,7 +32,7 @@ K = 1024
 
 
 class Row(NamedTuple):
-    """One machine and one model. `fits` says whether 32k of F16 cache would."""
+    """One machine and one model. `fits`: whether 32k of F16 cache would fit."""
 
     machine: str
     model: str

@@ -34,7 +34,7 @@ GOAL = 0.05
 
 
 def timed(loaded: LoadedModel, at: int, lengths: list[int]) -> float:
-    """Seconds of decoding batches of these lengths behind `at` tokens, which stay as they are."""
+    """Seconds of decoding batches of these lengths after `at` tokens, which stay unchanged."""
     batch, seconds, here = Batch(loaded), 0.0, at
     clock = time.process_time if loaded.settings.n_threads == 1 else time.perf_counter
     for length in lengths:

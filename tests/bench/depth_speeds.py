@@ -51,7 +51,7 @@ CHIPS = {
     "RTX 4080": "rtx4080",
     "RTX A6000": "rtxa6000",
 }
-# Which branch of drivers a backend of this program is; older ones are fitted and judged, not shipped.
+# The driver branch that a backend of this program is; older ones are fitted and evaluated, not shipped.
 BRANCHES = {
     "vulkan-radv": "vulkan",
     "vulkan-anv": "vulkan",
@@ -76,14 +76,14 @@ MASK_SHARE_ELSEWHERE = 0.02
 # A mixture's 16-bit weights cost more than their bytes, as seconds of the whole bandwidth. Source: runs of 35B-A3B
 # and GLM-4.7-Flash in BF16 on gfx1151: 156 and 139 GB/s with ROCm, 64 and 57 with RADV.
 WIDE_EXPERTS, WIDE_EXPERTS_ROCM = 1.5, 0.5
-# Unpacking a weight of fewer than 16 bits, in the time in which a byte is read.
+# The cost of unpacking a weight of fewer than 16 bits, relative to reading a byte.
 UNPACK_SHARE = 0.15
-# SYCL has no products of its own for BF16. Source: runs of a B70, dense models: 91 to 97 GB/s of 608.
+# SYCL has no native products for BF16. Source: runs of a B70, dense models: 91 to 97 GB/s of 608.
 SLOW_BRAIN = {"sycl": 5.0}
 GOALS = {"decode": (15, 4, 2), "prompt": (20, 10, 4)}
 DEEP_ENOUGH = 15_000  # tokens that a curve must reach to predict the time of a whole day
 FURTHER = 2000  # tokens between a measured point and one forecast from it
-# Least constants, where the rule has no such part.
+# Minimum constants, if the rule lacks such a part.
 LEAST_DECODE = {"token_s": 2e-4, "linear_s": 5e-5, "attention_gflops": 6e4}
 LEAST_PROMPT = {"token_s": 1e-5, "linear_s": 2e-6, "layer": 1e-4}
 
@@ -131,7 +131,7 @@ def attention_gmac(shape: dict, at: float) -> float:
 
 
 def parts(row: dict, shapes: dict) -> np.ndarray:
-    """What each constant is multiplied with; in the order of `ruled`."""
+    """The factor of each constant, in the order of `ruled`."""
     shape, at = shapes[row["arch"]], depth(row)
     active = shape["active_b"] / shape["params_b"]
     mixture, kind = active < 0.9, shape["kind"]
@@ -280,7 +280,7 @@ def deeper(curve: Sequence[dict]) -> list[dict]:
 
 
 def with_points(rows: Sequence[dict], constants: np.ndarray, shapes: dict) -> tuple[list[float], list[float]]:
-    """Errors at greater depths where one shallow point was measured, and where two were (0 and near a third)."""
+    """Errors at greater depths with one measured shallow point, and with two (0 and near a third)."""
     one, two = [], []
 
     def forecast(row: dict) -> float:

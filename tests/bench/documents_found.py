@@ -95,7 +95,7 @@ def fitted(rows, found):
 
 
 def check_words(folder):
-    """Raises: SystemExit: words of an answer say too little, so that any page would do."""
+    """Raises: SystemExit: the words of an answer are so common that any page would match."""
     from engine.documents.formats.html import html
     from engine.documents.formats.text import text
 

@@ -43,7 +43,7 @@ def family(process):
 
 
 class Watch:
-    """Processor seconds and the most memory of a server's processes."""
+    """CPU seconds and peak memory of a server's processes."""
 
     def __init__(self):
         self.seconds, self.peak, self.of = {}, 0, {}

@@ -36,7 +36,7 @@ def page_of(file):
 
 
 def distance(a, b):
-    """Levenshtein's, a row at a time."""
+    """Levenshtein distance, one row at a time."""
     a, b = (np.frombuffer(text.encode("utf-32-le"), np.uint32) for text in (a, b))
     place = np.arange(len(b) + 1)
     row = place

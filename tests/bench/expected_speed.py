@@ -68,7 +68,7 @@ class Measured:
 
 
 def factor(expected: float, measured: float) -> float:
-    """How many times too high or too low."""
+    """The factor by which it is too high or too low."""
     return max(expected / measured, measured / expected)
 
 

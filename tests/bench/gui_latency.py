@@ -73,7 +73,7 @@ app.exec(); desktop.close()
 
 
 class Gaps:
-    """How long the event loop was away: gaps of a 5 ms timer."""
+    """Times when the event loop was blocked: gaps of a 5 ms timer."""
 
     def __init__(self):
         self.gaps = []
@@ -298,7 +298,7 @@ def all_moves(desktop, profile=None):
 
 
 def verdict_of(name, value, results):
-    """What a figure says about its goal."""
+    """A figure's relation to its goal."""
     goal = GOALS.get(name)
     if name.endswith("_p99_ms") and goal is None:
         goal = MOVE_P99_MS

@@ -29,19 +29,19 @@ from tests.support.servers import RunningServer
 HALF = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 BODY = {"model": "spark", "messages": [{"role": "user", "content": "Hi"}]}
 MOST_S = 0.3
-# The limit of engine/server/connections.py is 30 s from the first byte; connecting takes a moment of its own.
+# The limit of engine/server/connections.py is 30 s from the first byte; connecting takes additional time.
 CLOSED_S = 33.0
 HEAD_BYTES = 40 << 20
 
 
 def address(server: RunningServer) -> tuple[str, int]:
-    """Where it listens."""
+    """The address it listens on."""
     url = httpx2.URL(server.url)
     return url.host, url.port
 
 
 def answers(server: RunningServer, count: int) -> list[float]:
-    """Seconds of each of `count` one-token answers, one after the other, each on a new connection."""
+    """Seconds of each of `count` consecutive one-token answers, each on a new connection."""
     times = []
     for _ in range(count):
         begun = time.perf_counter()
@@ -101,7 +101,7 @@ def large_head(server: RunningServer) -> tuple[str, int, int]:
 
 
 def older(server: RunningServer) -> bool:
-    """A stream over HTTP/1.0 is right: no chunks, whole, and its end is the connection's."""
+    """A stream over HTTP/1.0 is correct: no chunks, complete, and it ends with the connection."""
     body = json.dumps({**BODY, "max_tokens": 4, "stream": True}).encode()
     head = f"POST /v1/chat/completions HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection(address(server), 30) as one:

@@ -49,7 +49,7 @@ class MappedFile(FakeFile):
 
 
 def estimate(original: Path, files: list[Path], work: Path, *, tested: bool, threads: int) -> UploadComparison:
-    """Estimate all files; with `tested`, the quick test of the original is known."""
+    """Estimate all files; if `tested`, the quick test of the original is known."""
     home = work / ("tested" if tested else "untested")
     os.environ["TESSERA_HOME"] = str(home)
     with FakeHub() as hub:

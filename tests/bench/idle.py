@@ -44,7 +44,7 @@ def threads(pids: list[int]) -> dict[tuple[int, str], tuple[int, int]]:
 
 
 def family(process: psutil.Process) -> list[psutil.Process]:
-    """A process and all that it started."""
+    """A process and all its descendants."""
     return [process, *process.children(recursive=True)]
 
 
@@ -57,7 +57,7 @@ ROLES = {
 
 
 def role(process: psutil.Process, what: str) -> str:
-    """What a process does; `what` for the one that was started first."""
+    """The work of a process; `what` for the one that was started first."""
     return next((ROLES[word] for word in process.cmdline() if word in ROLES), what)
 
 

@@ -91,7 +91,7 @@ def main():
                 fold = next(f for f in holding if f.inside_id is None)
                 held = expected in fold.summary
                 folded = answer(client, plan.sent(path, known), question).content
-                # The innermost fold opened: the one made first; the outer ones give way to it.
+                # The innermost summary, opened: the one made first; the outer ones are replaced by it.
                 innermost = min(holding, key=lambda f: f.last_id - f.first_id)
                 what = plan.sent(path, known)
                 originals = tuple(plan.inside(path, innermost))

@@ -40,7 +40,7 @@ def tokens(start: int, length: int, seed: int = 0) -> list[int]:
 
 
 def repeated(source: Path, target: Path, times: int) -> None:
-    """Write the state of START tokens as one of `times` as many."""
+    """Write the state of START tokens as one of `times` as many tokens."""
     with source.open("rb") as read, target.open("wb") as write:
 
         def number(size: int = 4) -> int:
@@ -97,7 +97,7 @@ def restore(loaded: LoadedModel, file: Path, depth: int) -> None:
 
 
 def here(loaded: LoadedModel, depth: int, rounds: int) -> dict[str, list[float]]:
-    """Tokens per second of reading and writing behind the depth, in this process."""
+    """Tokens per second of prefill and decode after the depth, in this process."""
 
     def seconds(lengths: list[int]) -> float:
         batch, position, started = Batch(loaded), depth, time.perf_counter()
@@ -175,7 +175,7 @@ def theirs(given: argparse.Namespace, folder: Path) -> Speeds:
 
 
 def main() -> None:
-    """One side after the other; each has the machine for itself."""
+    """One side after the other; each has the machine to itself."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--tools", type=Path)

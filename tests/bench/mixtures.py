@@ -44,7 +44,7 @@ GROUPS = Path("/sys/fs/cgroup")
 
 
 def write_mixture(path: Path, experts: int, steepness: float) -> Path:
-    """A Qwen3-MoE of random weights. Logits of a layer's experts fall with the logarithm of a random rank."""
+    """A Qwen3-MoE with random weights. The logits of a layer's experts fall with the logarithm of a random rank."""
     if path.exists():
         return path
     shape = scaled("qwen3moe", layers=LAYERS, embd=EMBEDDING, experts=(experts, USED, WIDTH), qtype=Q.Q8_0)
@@ -80,7 +80,7 @@ async def ask(runner: RunnerProcess, prompt: str, tokens: int, seed: int) -> tup
 
 
 async def measured(settings: LoadSettings, tokens: int) -> dict[str, float]:
-    """Speed and hits of an answer of random words behind another one, and of a prompt."""
+    """Speed and hits of an answer of random words after another one, and of a prompt."""
     runner = await RunnerProcess.start("llama", settings.path)
     begun = time.monotonic()
     try:

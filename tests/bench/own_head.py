@@ -54,7 +54,7 @@ def write(path: Path, kind: mtp_model.Kind, arch: str) -> str:
 
 
 def measure(model: str, rounds: int, threads: int, copies: int) -> tuple[list[float], list[float], float]:
-    """Tokens a second with and without, and the share of guesses that was right."""
+    """Tokens per second with and without, and the share of accepted draft tokens."""
 
     async def work(runner):
         on, off, drafted, right = [], [], 0, 0

@@ -71,7 +71,7 @@ def child(side: dict[str, Any]) -> None:
 
 
 def sides(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What is compared, by name."""
+    """The compared products, by name."""
     common = {"model": str(options.model), "cpu": options.cpu, "cells": max(512, *options.rows)}
     common["threads"] = options.threads
     found: dict[str, dict[str, Any]] = {

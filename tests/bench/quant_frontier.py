@@ -73,7 +73,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Row:
-    """One file to judge, and the KL divergence that was expected of it."""
+    """One file to evaluate, and its expected KL divergence."""
 
     mix: str
     kind: str
@@ -92,12 +92,12 @@ def told(what: str) -> Iterator[None]:
 
 
 def expected(damage: dict[str, dict[str, float]], types: dict[str, str]) -> float:
-    """What evidence expects of a mix: the damages of its tensors, added up."""
+    """The measured losses of a recipe's tensors, added up."""
     return sum(row[types[name]] for name, row in damage.items() if types[name] in row)
 
 
 def types_for(model: Path, evidence: LossMeasurements, kind: str, limit: int, head: int) -> dict[str, str]:
-    """Our plan for a budget, damage alone deciding."""
+    """Tessera's plan for a budget, decided by loss alone."""
     question = PlanInput(
         model=model_spec(read_gguf(model)),
         damage=evidence.damage(kind),
@@ -109,7 +109,7 @@ def types_for(model: Path, evidence: LossMeasurements, kind: str, limit: int, he
 
 
 def smoothed(request: MeasureRequest, out: Path) -> MeasureRequest:
-    """The same request about the model with its inputs evened out."""
+    """The same request for the model with smoothed inputs."""
     out.unlink(missing_ok=True)
     found = run_task("smooth", SmoothRequest(measure=request, out=out), lambda _p: None, lambda: False)
     print(f"{found['changed']} of {found['seams']} inputs evened out, {found['kld']:.1e} nats away", flush=True)
@@ -188,7 +188,7 @@ def build(args: argparse.Namespace, request: MeasureRequest) -> list[Row]:
         for kind in kinds:
             limit, rounding = path.stat().st_size, "gptq" if kind == "smooth" else kind
             mine, known = made[kind]
-            metadata = copied_metadata(read_gguf(mine.source))  # a smoothed one says how
+            metadata = copied_metadata(read_gguf(mine.source))  # a smoothed one states how
             head = len(header({**metadata, "general.quantization_version": scalar(2)}, slots))
             types = types_for(args.model, known.evidence, rounding, limit, head)
             ours = args.work / f"{mix}-{kind}.gguf"

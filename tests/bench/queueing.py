@@ -39,7 +39,7 @@ class Load:
 
 @dataclass
 class Result:
-    """Times in seconds: `waits` for a slot, `answers` from asking to the last token."""
+    """Times in seconds: `waits` for a slot, `answers` from the request to the last token."""
 
     waits: list[float] = field(default_factory=list)
     answers: list[float] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Result:
 
 
 class Speed:
-    """Tokens a second of one server at `n` answers at once, from a table."""
+    """Tokens per second of one server with `n` concurrent answers, from a table."""
 
     def __init__(self, table: dict[int, float]) -> None:
         self._at = sorted(table)
@@ -80,13 +80,13 @@ class Speed:
 
 @dataclass
 class Server:
-    """One server of the simulation: who is answered (by the work at which each is done) and who waits."""
+    """One server of the simulation: running requests (by the work at which each ends) and waiting ones."""
 
     speed: Speed
     slots: int
     active: list[tuple[float, int]] = field(default_factory=list)
     queue: deque[tuple[int, float]] = field(default_factory=deque)
-    work: float = 0.0  # tokens that each answer would have got, had it been here from the beginning
+    work: float = 0.0  # tokens that each answer would have got if it had run from the start
     at: float = 0.0
 
     def go_to(self, now: float) -> None:
@@ -103,7 +103,7 @@ class Server:
 def simulate(
     load: Load, speed: Speed, slots: int, servers: int = 1, answers: int = 20_000, seed: int = 1
 ) -> Result:
-    """Run until so many answers were given; the first tenth is not counted."""
+    """Run until this many answers were given; the first tenth is not counted."""
     dice, result = random.Random(seed), Result()
     pool = [Server(speed, slots) for _ in range(servers)]
     asks = [(dice.expovariate(1 / load.think_s), user) for user in range(load.users)]
@@ -146,13 +146,13 @@ def simulate(
 
 
 def cost(watts: float, price_kwh: float, machine: float, years: float, tok_s: float, busy: float) -> float:
-    """Money for a million tokens: electricity while it works, and the machine over its life at this use."""
+    """The cost of a million tokens: electricity while it works, and the machine over its life at this load."""
     hours = 1e6 / tok_s / 3600
     return hours * (watts / 1000 * price_kwh + machine / (years * 8766 * busy))
 
 
 def ask(http, tokens: int) -> float:
-    """Seconds of one whole answer of exactly so many tokens."""
+    """Seconds of one complete answer of exactly this many tokens."""
     body = {
         "model": "spark",
         "prompt": "Once",
@@ -166,7 +166,7 @@ def ask(http, tokens: int) -> float:
 
 
 def speeds_of(http, threads, slots: int, tokens: int) -> dict[int, float]:
-    """Tokens a second of all together, by answers at once."""
+    """Total tokens per second, by concurrent answers."""
     table = {}
     for at_once in range(1, slots + 1):
         begun = time.monotonic()

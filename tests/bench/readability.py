@@ -55,7 +55,7 @@ def sentences(text):
 
 
 def remarks(commit):
-    """Place and text of each docstring and comment of the packages; neighbouring lines of comments are one."""
+    """Position and text of each docstring and comment of the packages; adjacent comment lines are joined."""
     for path, text in files(commit, ".py"):
         if path.startswith(PACKAGES):
             yield from remarks_of(path, text)

@@ -64,7 +64,7 @@ def converted(old: dict[str, np.ndarray], turn: Turn) -> dict[str, np.ndarray]:
 
 
 def blurred(matrix: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Add noise of at most half a step of the grid, which is the least distance of two values in 32 neighbours."""
+    """Add noise of at most half a step of the grid, the minimum distance of two values in 32 neighbours."""
     blocks = np.sort(matrix.reshape(-1, 32), axis=1)
     steps = np.diff(blocks, axis=1)
     smallest = np.abs(blocks).max(axis=1, keepdims=True) * 1e-4

@@ -17,7 +17,7 @@ UBATCH = 512
 
 
 def usual(row: int, fact: dict) -> str:
-    """The type of a weight with rows of this length: 4 bits, where their blocks of 256 divide the row."""
+    """The type of a weight with rows of this length: 4 bits if blocks of 256 divide the row."""
     if "plain_type" in fact:
         return fact["plain_type"]
     return "Q4_K" if row % 256 == 0 else "Q5_0" if row % 32 == 0 else "F32"

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = Path(__file__).resolve().parent / "results"
-# What every line has; `interval` and `note` may be left out.
+# The fields of every line; `interval` and `note` are optional.
 FIELDS: Final = ("date", "commit", "machine", "command", "parameters", "metric", "value", "unit", "n")
 
 
@@ -31,7 +31,7 @@ def record(
     note: str = "",
     **parameters: Any,
 ) -> None:
-    """Append one figure: the median of `n` runs in `unit`, with its interval where there is one."""
+    """Append one figure: the median of `n` runs in `unit`, with its interval if there is one."""
     line = {
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "commit": _git("rev-parse", "--short", "HEAD"),
@@ -51,7 +51,7 @@ def record(
 
 
 def machine() -> str:
-    """Processor, cores that may be used, and system, without the computer's name."""
+    """CPU, usable cores and system, without the computer's name."""
     name = platform.processor() or platform.machine()
     for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines() if Path("/proc/cpuinfo").exists() else ():
         if line.startswith("model name"):
@@ -62,7 +62,7 @@ def machine() -> str:
 
 
 def results() -> Iterator[dict[str, Any]]:
-    """Every recorded figure, by script and in the order of recording. Raises: ValueError: a line that is none."""
+    """Every recorded figure, by script and in the order of recording. Raises: ValueError: an invalid line."""
     for path in sorted(FOLDER.glob("*.jsonl")):
         for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             line = json.loads(text)

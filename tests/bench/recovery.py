@@ -101,7 +101,7 @@ def write_adapter(
 
 @dataclass
 class Files:
-    """The smoothed source, the second moments of its inputs, and our file at the mix's bytes."""
+    """The smoothed source, the Hessians of its inputs, and Tessera's file at the preset's bytes."""
 
     source: SourceWeights
     rounded: SourceWeights
@@ -158,11 +158,11 @@ def parts_by_scale(source: SourceWeights, name: str) -> list[tuple[np.ndarray, i
     return found
 
 
-# Spectra: why an adapter cannot pay for its bytes.
+# Spectra: why an adapter is not worth its bytes.
 
 
 def spectra(request: MeasureRequest, args: argparse.Namespace) -> None:
-    """Print, and perhaps record, the share of the output error that each rank takes away, and its bytes as bits."""
+    """Print, and optionally record, the share of the output error that each rank removes, and its bytes as bits."""
     measure_inputs(request, lambda _p: None, lambda: False)
     source, folder = SourceWeights(request.source), WorkFolder.open(request)
     print("| tensor | type | rounding | " + " | ".join(f"rank {r}: taken, by bits" for r in _RANKS) + " |")

@@ -37,7 +37,7 @@ NOTES = "Notes: the north has rivers, hills and old towns; the south has ports, 
 
 
 def prompts(count: int) -> list[str]:
-    """Short and long ones, which begin alike in pairs and more."""
+    """Short and long ones, with common prefixes in pairs and more."""
     return [NOTES * (i % 5 * 3) + f"Tell me {i // 10 + 2} facts about {TOPICS[i % 10]}." for i in range(count)]
 
 
@@ -103,7 +103,7 @@ def run(folder: Path, name: str, count: int, rounds: int, ways: list[str], until
     home.mkdir(parents=True, exist_ok=True)
     while len(answers.rounds) < 2 * rounds and time.monotonic() < until:
         half = len(answers.rounds) // rounds
-        server = RunningServer(home)  # with what the ones before it left on disk
+        server = RunningServer(home)  # with what the earlier ones left on disk
         try:
             with httpx2.Client(base_url=server.url, timeout=600, trust_env=False) as http:
                 while len(answers.rounds) // rounds == half and time.monotonic() < until:

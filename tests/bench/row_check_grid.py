@@ -128,7 +128,7 @@ class Grid:
         return str(path)
 
     def at_load(self, settings: LoadSettings, reference: str) -> str:
-        """What the check of a first load says; empty if it finds nothing."""
+        """The findings of a first load's check; empty if there are none."""
         settings = msgspec.structs.replace(settings, reference_path=reference)
         loaded = load(self.api, settings, lambda _fraction: True)
         try:

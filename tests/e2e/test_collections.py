@@ -387,7 +387,7 @@ def test_a_reranker_that_cannot_work_is_said_and_the_search_goes_on(client, town
         return [note for note in answer["notes"] if name in note and reason in note]
 
     try:
-        wait_for(notes, 60, "the reason")  # the list of models is asked for every ten seconds
+        wait_for(notes, 60, "the reason")  # the list of models is requested every ten seconds
     finally:
         client.post(towns, json={"reranker": "none"})
 

@@ -1,4 +1,4 @@
-"""A server whose computer has little memory: how far a context grows, what refuses more, and what makes room."""
+"""A server on a computer with little memory: how far a context grows, what limits it, and what frees memory."""
 
 import json
 import re
@@ -21,7 +21,7 @@ SHAPE = scaled("llama", layers=2, heads=32, kv_heads=32, head_dim=256, embd=64, 
 MIB = 1 << 20
 # The context was created with all cells to which it may grow.
 RESERVES = sys.platform == "linux"
-# What the process of the first model may have: enough for 1,792 tokens of context, and for no copies.
+# Memory of the first model's process: enough for 1,792 tokens of context, but not for copies.
 ROOM = 300 * MIB
 
 
@@ -62,7 +62,7 @@ def start(server, client):
 
 
 def leave(server, pid, num_bytes):
-    """Let the process of a model have `num_bytes` in all."""
+    """Limit the memory of a model's process to `num_bytes`."""
     small_machine.set_free(server.home / "meminfo", num_bytes - process_memory(pid).anonymous_bytes)
 
 
@@ -85,7 +85,7 @@ def resizes(server):
 
 
 def test_the_size_that_a_refusal_names_is_reached(server, client):
-    """Where memory has no room for copies next to the largest cache, too; nothing is computed twice.
+    """Also if memory has no space for copies in addition to the largest cache; nothing is computed twice.
 
     On Linux, growing copies nothing; elsewhere the states go through a file.
     """
@@ -134,7 +134,7 @@ MORE_PROTOCOLS = [
 
 @pytest.mark.parametrize(("path", "body"), [*PROTOCOLS, *MORE_PROTOCOLS])
 def test_every_protocol_grows(server, client, path, body):
-    """A prompt of more tokens than the context has, without a size or with one that is too small or large."""
+    """A prompt with more tokens than the context, without a size or with one that is too small or too large."""
     loaded = start(server, client)
     small_machine.set_free(server.home / "meminfo", 900 * MIB)
     long = json.loads(json.dumps(body).replace("LONG", "words " * 130))
@@ -163,7 +163,7 @@ def test_every_protocol_names_the_size(server, client, path, body, stream):
 
 
 def test_a_prompt_longer_than_any_context_is_told_the_size_that_fits(server, client):
-    """Not the size that the model was trained for, while memory holds less; then that one, and why."""
+    """If memory holds less than the trained size, the maximum is smaller, with the reason."""
     first = start(server, client)
     leave(server, first["pid"], ROOM)
     error = ask(client, TRAINED + 100).json()["error"]
@@ -194,7 +194,7 @@ def test_what_would_have_to_be_unloaded_is_named_and_then_makes_room(server, cli
 
 
 def test_five_agents_share_a_context_that_holds_two(server, client):
-    """All finish, each in its turn; the log says how long each request waited, and little is computed twice."""
+    """All finish in turn; the log shows each request's waiting time, and little is computed twice."""
     small_machine.set_free(server.home / "meminfo", 800 * MIB)
     client.post("/tessera/v1/models/spark/load", json={"n_ctx": 1024})
     system = text(200)

@@ -1,4 +1,4 @@
-"""Dying processes and leaving clients."""
+"""Processes that die, and clients that leave."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def test_health_answers_at_once_and_the_idle_server_is_small(own_server):
     assert memory < 120e6, f"{memory / 1e6:.0f} MB"
 
 
-# Of the thread with the event loop. It was 70 when uvicorn looked for its end ten times a second.
+# Of the thread with the event loop. It was 70 while uvicorn checked for its end ten times per second.
 MOST_WAKES, QUIET_S = 25, 5
 
 

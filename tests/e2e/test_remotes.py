@@ -124,7 +124,7 @@ def broken_answer(http, harm):
 
 
 def is_well_again(http, here, host, worker):
-    """Nothing is left half open, another model answers, and the next request gets a new placement."""
+    """All connections are closed, another model answers, and the next request gets a new placement."""
     other = {"model": "other", "prompt": "One", "max_tokens": 2}
     assert http.post("/v1/completions", json=other).status_code == 200
     assert ask(http).json()["choices"][0]["message"]["content"] == here

@@ -27,7 +27,7 @@ def tessera(*arguments, stdin=None):
 
 @pytest.fixture
 def running(beside, monkeypatch):
-    """Commands find a server that runs: starting one, and loading a model, are others' tests."""
+    """Commands find a running server: other tests start one and load a model."""
     monkeypatch.setenv("TESSERA_HOME", str(beside.home))
 
 

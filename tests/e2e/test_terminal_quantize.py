@@ -36,7 +36,7 @@ def of_kind(server, kind):
 def test_the_file_lies_where_it_was_wanted_and_the_server_knows_the_job(beside, tmp_path):
     source = small_file(tmp_path / "source.gguf", 2)
     options = ["--budget", "1200000B", "--tier", "instant", "--threads", "1", "--json"]
-    # A path relative to another folder than the server's.
+    # A path relative to a folder other than the server's.
     running = start(beside, "quantize", str(source), "small.gguf", *options, cwd=tmp_path)
     out, errors = running.communicate(timeout=110)
     assert running.returncode == 0, errors

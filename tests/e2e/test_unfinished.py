@@ -1,4 +1,4 @@
-"""Checks that work which was killed leaves no file that no page shows."""
+"""Checks that killed work leaves no file that no page shows."""
 
 import json
 import os

@@ -263,7 +263,7 @@ def test_a_runner_that_is_killed_while_it_grows_loses_nothing_that_was_stored(mo
 
 
 def test_five_agents_share_the_cells_of_two(model):
-    """All finish every turn, the common start is computed once, and giving way computes little twice."""
+    """All finish every turn, the common prefix is computed once, and evictions cause little recomputation."""
     common, own, answer, result, turns = 400, 300, 60, 110, 2
 
     async def agents(runner):

@@ -14,7 +14,7 @@ CASES = [
     ("llama", {"layers": 10, "embd": 768}, 1024, "f16"),
     ("gemma3", {}, 1024, "q8_0"),
     ("lfm2", {"layers": 8, "embd": 768, "heads": 12}, 1024, "f16"),
-    # repacked for the CPU: the file's own pages are dropped, or there would be 59 MiB more
+    # repacked for the CPU: the file's own pages are dropped; otherwise 59 MiB more would stay
     ("llama-q4_0", {"layers": 10, "embd": 1024, "ffn": 3072}, 1024, "f16"),
 ]
 

@@ -46,13 +46,13 @@ def free_port():
 
 
 def agent_ports():
-    """Given beforehand: a node waits 15 s for its agents to choose some, which a crowded machine does not keep."""
+    """Set in advance: a node waits 15 s for its agents to choose ports, which is too short on a busy machine."""
     names = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
     return {name: free_port() for name in names}
 
 
 class World:
-    """Three nodes with homes of their own, the door in this process, and a Tessera server before it."""
+    """Three nodes with separate homes, the gateway in this process, and a Tessera server in front of it."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -97,7 +97,7 @@ class World:
             ).raise_for_status()
 
     def complete(self):
-        """A node beside the head for each home, where one was killed."""
+        """A node next to the head for each home, if one was killed."""
         while len(self.nodes) < len(self.homes):
             taken = {home for _, home in self.nodes}
             home = next(h for h in self.homes if h not in taken)
@@ -130,7 +130,7 @@ class World:
 
 
 async def say(http, messages, tokens):
-    """One streamed answer: its text, the error it ended with, and what was counted."""
+    """One streamed answer: its text, its final error, and the token counts."""
     body = {"model": "cluster/spark", "messages": messages, "max_tokens": tokens, "stream": True, "temperature": 0,
             "ignore_eos": True, "stream_options": {"include_usage": True}}  # fmt: skip
     text, error, usage = "", None, {}
@@ -162,7 +162,7 @@ def opening(rng, words=60):
 
 
 async def talks(world, count):
-    """How many second turns found what their first turn had left, of `count` talks, six at a time."""
+    """The number of second turns that found their first turn's prefix, of `count` chats, six at a time."""
     rng, found, errors = random.Random(7), [], []
     gate = asyncio.Semaphore(6)
     async with clients(world) as http:
@@ -185,7 +185,7 @@ async def talks(world, count):
 
 
 def runners(world):
-    """Processor seconds of each replica's runner so far, by its process and the home of its node."""
+    """CPU seconds of each replica's runner so far, by its process and its node's home."""
     homes = {str(home) for home in (world.folder / "head", *world.homes)}
     found = {}
     for process in psutil.process_iter(["cmdline"]):
@@ -201,12 +201,12 @@ def runners(world):
 
 
 def affinity(world, options):
-    """Second turns with and without, and how the work was divided meanwhile."""
+    """Second turns with and without affinity, and the distribution of the work."""
     shares = {}
     for wanted in (False, True):
         took = world.deploy(least=3, most=3, affinity=wanted)
         wait_for(lambda: world.replicas() == 3, PATIENCE_S, "three replicas")
-        time.sleep(15)  # until the door has seen that it was deployed anew, also on a busy machine
+        time.sleep(15)  # until the gateway has seen the new deployment, also on a busy machine
         before = runners(world)
         shares[wanted] = asyncio.run(talks(world, options.talks)) / options.talks
         spent = {
@@ -216,11 +216,11 @@ def affinity(world, options):
         words = "with" if wanted else "without"
         print(f"second turns that found their cache, {words} affinity: {shares[wanted]:.0%} of {options.talks} "
               f"(deployed in {took:.0f} s)", flush=True)  # fmt: skip
-    return shares[True] >= 0.9 > shares[False]  # what both reach shows nothing of affinity
+    return shares[True] >= 0.9 > shares[False]  # cached tokens that both have show nothing about affinity
 
 
 async def through_a_kill(world, count, tokens):
-    """What became of `count` requests, twelve at a time, while a node is killed when a fifth of them is done."""
+    """The results of `count` requests, twelve at a time; a node is killed after a fifth of them."""
     rng, gate, results = random.Random(3), asyncio.Semaphore(12), []
     doomed, _ = world.nodes.pop()
     async with clients(world) as http:
@@ -266,7 +266,7 @@ async def busy(world, until_three):
 
 
 def scale(world, _options):
-    """One to three and back, by the length of queues."""
+    """From one replica to three and back, by queue length."""
     world.deploying.remove("spark")
     world.deploy(least=1, most=3, down_s=8.0)
     assert world.replicas() == 1
@@ -293,7 +293,7 @@ def scale(world, _options):
 
 
 def quantize(world, _options):
-    """A file made by tasks on the nodes, and the same one made by children of this process."""
+    """A file created by tasks on the nodes, and the same one created by children of this process."""
     from app.cluster.quantizing import RayTasks
     from quantize.child import HERE, Executor
     from quantize.job.execute import quantize as make

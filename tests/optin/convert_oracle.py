@@ -15,8 +15,8 @@ import numpy as np
 from quantize.convert.folder import ConvertRequest, convert
 from quantize.files.gguf_file import GgufFile, LazyArray, read_gguf
 
-# Written by one converter only because transformers fills in a configuration's silent defaults, or because the
-# two name a folder differently; each is looked at by hand when it appears.
+# Written by one converter only because transformers fills in a configuration's silent defaults, or because the two
+# name a folder differently; each is checked by hand when it appears.
 TOLERATED: dict[str, str] = {}
 
 

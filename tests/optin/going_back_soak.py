@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 
 class Talk:
-    """Clients of one model, and what came of their requests."""
+    """Clients of one model, and the results of their requests."""
 
     def __init__(self, runner: RunnerProcess, plain: RunnerProcess, seed: int) -> None:
         self.runner, self.plain = runner, plain
@@ -88,7 +88,7 @@ class Talk:
 
 
 async def started(path: str, **options) -> RunnerProcess:
-    """A runner in 32 bits, where nothing but a mistake makes a difference."""
+    """A runner in 32 bits, where only a mistake makes a difference."""
     small = {"n_ctx": 1024, "kv_cells": 3072, "n_parallel": 3, "n_ubatch": 64, "n_batch": 256, "n_threads": 1}
     runner = await RunnerProcess.start("llama", path)
     await runner.load(LoadSettings(path=path, **EXACT, **small, **options))
@@ -96,7 +96,7 @@ async def started(path: str, **options) -> RunnerProcess:
 
 
 async def talk(name: str, seconds: float, seed: int) -> bool:
-    """Talk to one model; True when every answer was the right one."""
+    """Send requests to one model; True if every answer was correct."""
     with tempfile.TemporaryDirectory() as folder:
         path = str(write_architecture(Path(folder) / "model.gguf", ARCHITECTURES[name]))
         store = {"cache_ram_bytes": 4 * MIB, "cache_disk_bytes": 16 * MIB, "cache_dir": folder}

@@ -37,7 +37,7 @@ SPARK = Path("assets/models/spark-f16.gguf")
 
 
 class Scratch:
-    """Bytes as a file, for readers of paths; in memory where there is such a folder."""
+    """Bytes as a file, for readers that need a path; in memory if there is such a folder."""
 
     def __init__(self, name):
         shared = Path("/dev/shm")
@@ -166,7 +166,7 @@ def damaged(data, rng):
     raw = bytearray(data)
     if kind == "header":
         raw[:header] = mutate(bytes(raw[:header]), rng)
-    elif kind == "number":  # lengths stay, so more of these reach llama.cpp
+    elif kind == "number":  # lengths stay valid, so more of these reach llama.cpp
         for _ in range(rng.choice((1, 2, 4))):
             at = rng.randrange(8, 4000)
             raw[at : at + 4] = rng.choice((0, 1, 2, 7, 255, 2**31 - 1, 2**32 - 1)).to_bytes(4, "little")

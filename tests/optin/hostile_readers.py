@@ -40,7 +40,7 @@ GENERATING = {
 
 
 class Place:
-    """A folder in memory, where there is such a thing, whose files are damaged one at a time."""
+    """A folder in memory, if available, whose files are damaged one at a time."""
 
     def __init__(self, files):
         shared = Path("/dev/shm")
@@ -50,7 +50,7 @@ class Place:
             (self.folder / name).write_bytes(raw)
 
     def reader(self, name, read):
-        """Reads the folder with `raw` in the place of file `name`."""
+        """Read the folder with `raw` instead of the file `name`."""
 
         def with_damage(raw):
             path = self.folder / name
@@ -201,7 +201,7 @@ def single_files():
 
 
 def plan_seed():
-    """A plan of today's form with one tensor; damaged, most of what follows its head is tried."""
+    """A plan in the current format with one tensor; damage mostly hits what follows its head."""
     from quantize.job.portable_plan import FORMAT, RECIPE, VERSION
 
     head = {"format": FORMAT, "version": VERSION, "recipe": RECIPE}

@@ -369,7 +369,7 @@ def p99(values):
 
 
 class Run:
-    """The phases, the faults and what is measured."""
+    """The phases, the faults and the measurements."""
 
     def __init__(self, options, folder):
         self.options, self.rng = options, random.Random(options.seed)
@@ -479,7 +479,7 @@ class Run:
     def measured(self):
         """Memory and descriptors of the server, and the disk space of its home."""
         process = psutil.Process(self.world.server.process.pid)
-        self.sizes = Counter()  # without the cache of prompts, which has a bound of its own
+        self.sizes = Counter()  # without the prompt cache, which has its own limit
         for path in self.world.home.rglob("*"):
             with contextlib.suppress(OSError):
                 if path.is_file() and path.suffix not in {".log", ".kv"}:
@@ -519,7 +519,7 @@ class Run:
 
 def main():
     if sys.argv[1:2] == ["--abuse"]:
-        os.nice(19)  # they stand for other computers: what they compute is not the server's
+        os.nice(19)  # they represent other computers: their CPU time is not the server's
         asyncio.run(Abusers(sys.argv[2], sys.argv[3:5]).run())
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

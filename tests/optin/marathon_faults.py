@@ -36,9 +36,9 @@ SPARK = ROOT / "assets" / "models" / "spark-f16.gguf"
 
 @dataclass(frozen=True)
 class Fault:
-    """`breaks`: clients may lose their connection. `mortal`: the server ends, so no line is fitted through it.
+    """`breaks`: clients may lose their connection. `mortal`: the server ends, so no trend is fitted across it.
 
-    `fells`: a runner dies. After a number of those in a time the server, rightly, starts that model no more.
+    `fells`: a runner dies. After several of those in a short time the server, rightly, no longer starts that model.
     """
 
     kind: str
@@ -50,7 +50,7 @@ class Fault:
 
 
 def spawned(command, **more):
-    """A process beside this one, whose end the caller waits for in a thread."""
+    """A concurrent process, whose end the caller awaits in a thread."""
     return subprocess.Popen(command, **more)
 
 
@@ -78,7 +78,7 @@ async def runner_pauses(world, traffic):
 
 
 async def helper_dies(world, traffic):
-    """Any child of the server that is no runner: a renderer, a job's worker, a reader."""
+    """Any child of the server other than a runner: a renderer, a job's worker, a reader."""
     runners = {r.pid for r in world.server.runners()}
     others = [p for p in psutil.Process(world.server.process.pid).children(recursive=True) if p.pid not in runners]
     if not others:
@@ -217,7 +217,7 @@ def clock_jumps(shift_s):
 
 
 async def suspended(world, traffic):
-    """What a program sees of a suspended computer: everything stands, then the clock is hours ahead."""
+    """A suspended computer from a program's view: everything stops, then the clock is hours ahead."""
     server = psutil.Process(world.server.process.pid)
     everyone = [server, *server.children(recursive=True)]
     if world.window is not None:
@@ -259,7 +259,7 @@ def damage(world, path):
 
 
 async def files_damaged_at_rest(world, traffic):
-    """The window is away as well, so that its chats may be among them."""
+    """The window is closed too, so that its chats may be among them."""
     await world.end_server(signal.SIGTERM)
     had_window = world.window is not None
     if had_window:
@@ -295,7 +295,7 @@ async def hostile_models(world, traffic):
 
 
 async def newer_and_older_files(world, traffic):
-    """Another server, on what an earlier version left, answers."""
+    """Another server answers with the state of an earlier version."""
     home = Path(tempfile.mkdtemp(dir=world.folder, prefix="older-"))
     kept = world.rng.choice(sorted(STATES.iterdir()))
     await asyncio.to_thread(shutil.copytree, kept, home, dirs_exist_ok=True)
@@ -312,7 +312,7 @@ async def newer_and_older_files(world, traffic):
 
 
 async def second_server(world, traffic):
-    """A second server on the same home: the first stays where it is found."""
+    """A second server with the same home: clients keep finding the first one."""
     before = (world.home / "state" / "server.json").read_bytes()
     command = [sys.executable, "-m", "app", "serve", "--port", str(free_port())]
     env = {**os.environ, **world.env, "TESSERA_HOME": str(world.home)}

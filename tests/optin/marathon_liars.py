@@ -8,7 +8,7 @@ from tests.bench.abuse import misuses
 
 
 class Skipped(Exception):
-    """This fault cannot be made here, or there is nothing to make it on."""
+    """This fault cannot be caused here, or its target does not exist."""
 
 
 def hub_does(**faults):
@@ -28,7 +28,7 @@ def hub_does(**faults):
 
 
 async def hub_lies(world, traffic):
-    """Other bytes than the ones it promised: the download must not become a model."""
+    """Bytes that do not match the announced hash: the download must not become a model."""
     file = world.hub.repos["org/Lie-GGUF"].files["lie-F16.gguf"]
     data = bytes(file.data)
     file.lie = world.rng.choice((b"\0" * len(data), data[:-5000], data + b"more", data[::-1]))
@@ -93,7 +93,7 @@ async def upstream_is_cut(world, traffic):
 
 
 async def abusers(world, traffic):
-    """Two misuses of the bench, for some seconds."""
+    """Two misuses of the benchmark, for some seconds."""
     works = misuses("spark")
     until = time.monotonic() + 8
     for name in world.rng.sample(sorted(works), 2):

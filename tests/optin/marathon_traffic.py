@@ -11,15 +11,16 @@ import httpx2
 from tests.optin.soak_traffic import Shot, complete, draw_shot, golden_prompts, prose, refusal
 from tests.support.servers import ROOT
 
-# Seconds without a byte after which a request has no end: ticks of this process, for a machine may sleep.
+# Seconds without a byte after which a request counts as endless: ticks of this process, because a machine may
+# sleep.
 STUCK_TICKS = 300
-# How long after a fault an answer may still tell of it.
+# How long after a fault an answer may still report it.
 ECHO_S = 120.0
 NUM_KNOWN = 6
 
 
 class Traffic:
-    """Draws requests, sends them, judges the answers. `open`: those under way, with the tick of the last byte."""
+    """Draws requests, sends them, checks the answers. `open`: running ones, with the tick of the last byte."""
 
     def __init__(self, world, models, poisoned):
         self.world, self.rng, self.models, self.poisoned = world, world.rng, models, poisoned
@@ -34,7 +35,7 @@ class Traffic:
         return f"http://127.0.0.1:{self.world.port}"
 
     def disturbed(self, since, *, connection=False):
-        """Whether a fault was on between `since` and now; one that breaks connections, if that is asked."""
+        """Whether a fault was active between `since` and now; if requested, one that breaks connections."""
         return any(
             (breaks or not connection) and (ended is None or ended > since - ECHO_S)
             for _, _, ended, breaks in self.faults
@@ -172,7 +173,7 @@ class Traffic:
             if not told["promised"]:
                 self.world.blame(f"a deterministic answer is not promised: {model} {index}: {told}")
             known = self.known[model, index]
-            if told["fingerprint"] not in known:  # a change that is told, as of rewritten weights after a tuning
+            if told["fingerprint"] not in known:  # a reported change, such as weights rewritten after a tuning
                 self.counts["known answers under other settings, told"] += 1
             first = known.setdefault(told["fingerprint"], got)
             if got != first:
@@ -183,7 +184,7 @@ class Traffic:
             del self.open[number]
 
     async def well(self, limit_ticks=180):
-        """After a fault: a plain question is answered. Says how long that took, or None and why."""
+        """After a fault: a plain question is answered. Returns the seconds, or None and the reason."""
         begun, last = self.tick, ""
         while self.tick - begun < limit_ticks:
             with contextlib.suppress(httpx2.TransportError, TimeoutError):
@@ -204,7 +205,7 @@ class Traffic:
         )
 
     async def jobs(self):
-        """One job after another, some paused, resumed or cancelled; each ends, also when the server did."""
+        """One job after another, some paused, resumed or cancelled; each ends, even if the server did."""
         while self.running:
             await asyncio.sleep(self.rng.uniform(2, 10))
             await self.world.up.wait()
@@ -309,6 +310,6 @@ class Traffic:
 
 
 def _deterministic(answer):
-    """What is promised of an answer, and its text with the bits."""
+    """The guarantees of an answer, and its text with the bits."""
     choice = answer["choices"][0]
     return answer["tessera"]["deterministic"], (choice["text"], choice["logprobs"]["token_logprobs"])

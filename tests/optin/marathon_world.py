@@ -19,7 +19,7 @@ import psutil
 
 from tests.support.servers import ROOT, RunningServer
 
-# Says each message's number after the store has acknowledged it. A store that cannot write is asked again.
+# Prints each message's number after the store has acknowledged it. A store that cannot write is tried again.
 WRITER = """
 import sys, time
 from pathlib import Path
@@ -48,7 +48,7 @@ def free_port():
 
 
 def free_display():
-    """A display that no other screen has, so that two runs can go on side by side."""
+    """A display number that is not in use, so that two runs can run in parallel."""
     return next(f":{n}" for n in range(93, 200) if not Path(f"/tmp/.X{n}-lock").exists())
 
 
@@ -70,7 +70,7 @@ def built_clock(folder):
 
 
 class World:
-    """Everything that lives during the run. `found` collects what should not be, `tried` counts the faults."""
+    """Everything that exists during the run. `found` collects findings, `tried` counts injected faults."""
 
     def __init__(self, folder, rng, hub_address):
         self.folder, self.rng = folder, rng
@@ -101,7 +101,7 @@ class World:
         return {**self.env, "FALSE_CLOCK": str(self.clock), "LD_PRELOAD": str(self.false_clock)}
 
     async def start_server(self):
-        """Start it on the port of before; one that does not come up within two minutes is a finding."""
+        """Start it on the same port as before; not being up within two minutes is a finding."""
         self.server_starts += 1
         (self.home / "state" / "server.json").unlink(missing_ok=True)
         arguments = ("--port", str(self.port))
@@ -124,13 +124,13 @@ class World:
         text = self.server.log
         self.log_bytes += len(text)
         ends = Counter()
-        # A log that cannot be written, on a full disk, is told by a traceback of its own.
+        # A log that cannot be written, on a full disk, is reported by a separate traceback.
         text = re.sub(r"--- Logging error ---\n.*?(?=\n--- Logging|\n\d{4}-|\Z)", "", text, flags=re.DOTALL)
         for part in text.split("Traceback (most recent call last):")[1:]:
             lines = part.splitlines()
             error = next((n for n, line in enumerate(lines) if line and not line.startswith((" ", "\t"))), 0)
             ends["\n".join(lines[max(0, error - 6) : error + 1])] += 1
-        # A server without descriptors says so itself, with few lines a minute.
+        # A server without descriptors reports it itself, with few lines per minute.
         for end, number in [(e, n) for e, n in ends.most_common() if "_accept_connection" not in e][:5]:
             self.blame(f"{number} times in the server's log: {end[-900:]}")
         for line in text.splitlines():
@@ -165,7 +165,7 @@ class World:
     # ------------------------------------------------------------------ window
 
     def start_window(self):
-        """The real window on a display of its own. Prints a line a second; see marathon_window.py."""
+        """The real window on a separate display. Prints one line per second; see marathon_window.py."""
         if shutil.which("Xvfb") is None:
             return
         if self.screen is None:
@@ -227,7 +227,7 @@ class World:
                 self.last_sent = int(line)
 
     def end_writer(self):
-        """Kill it and count: every acknowledged message is in the file, and the file is whole."""
+        """Kill it and count: every acknowledged message is in the file, and the file is intact."""
         self.writer.kill()
         self.writer.wait()
         self.heard.join(20)
@@ -245,7 +245,7 @@ class World:
     # ------------------------------------------------------------------ clock, requests of management
 
     def set_clock(self, shift_s):
-        """Move the clock of the server and its children; the file stays the same one, for they look into it."""
+        """Move the clock of the server and its children; the file stays the same one, because they map it."""
         with self.clock.open("r+b" if self.clock.exists() else "wb") as file:
             file.write(shift_s.to_bytes(8, "little", signed=True))
 

@@ -26,7 +26,7 @@ from move_modules import FROZEN, Names, Source, dotted, joined_paths, tracked
 PRODUCT = ("app", "devices", "engine", "quantize", "installers", "start.py")
 LIMIT = 600
 WIDTH = 114
-# What a module may cost at import: a deferred import of one of these stays deferred.
+# Modules that may be expensive to import: a deferred import of one of these stays deferred.
 LIGHT = set(sys.stdlib_module_names) | {"msgspec", "click"}
 
 
@@ -50,7 +50,7 @@ def bound_at(body: list[ast.stmt]) -> set[str]:
 
 
 def walk_scope(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """Nodes of one scope: functions and classes inside are given, but not entered."""
+    """Nodes of one scope: functions and classes inside are yielded, but not entered."""
     todo: list[ast.AST] = list(body)
     while todo:
         node = todo.pop()
@@ -314,7 +314,7 @@ def section(module: Module) -> str:
 def merged(  # noqa: C901, PLR0912
     source_text: str, target_text: str, source_module: str, target_module: str
 ) -> tuple[str, list[str]]:
-    """The merged file, and what a person looks at."""
+    """The merged file, and what needs a review."""
     before = Module(source_text)
     if re.search(r"^if __name__ ==", source_text, flags=re.MULTILINE):
         raise CannotMerge("it is run as a program")
@@ -412,7 +412,7 @@ def merge(tree: Tree, source: str, target: str, renames: dict[str, str]) -> list
     text = renamed_globals(tree.texts[source], renames)
     target_text = renamed_users(tree.texts[target], module, renames)
     new, left = merged(text, target_text, module, into)
-    if (length := new.count("\n")) > LIMIT + 12:  # the formatter takes some away
+    if (length := new.count("\n")) > LIMIT + 12:  # the formatter removes some
         raise CannotMerge(f"{length} lines")
     names = Names({source: target}, [], [*tree.texts])
     bare = re.compile(rf"(?<![\w/.]){re.escape(short)}\.py\b")
@@ -493,7 +493,7 @@ class Graph:
     external: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def closure(self, file: str) -> tuple[set[str], set[str]]:
-        """Own files and packages that an import of this file brings."""
+        """The product's files and packages that an import of this file loads."""
         seen, todo = {file}, [file]
         while todo:
             for other in self.eager[todo.pop()] - seen:
@@ -528,7 +528,7 @@ def graph_of(texts: dict[str, str]) -> Graph:
 
 
 def candidates(tree: Tree, folder: str) -> Iterator[tuple[str, str, str]]:  # noqa: C901
-    """Source, target, and what speaks against it."""
+    """Source, target, and reasons against a merge."""
     product = {f: t for f, t in tree.texts.items() if f.startswith(PRODUCT) and f.endswith(".py")}
     tests = {f: t for f, t in tree.texts.items() if f.startswith("tests/") and f.endswith(".py")}
     graph = graph_of(product)

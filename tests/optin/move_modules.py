@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 TOPS = ("app", "devices", "engine", "quantize", "installers", "tests")
-# History keeps its paths, and recorded data its bytes.
+# History keeps its paths, and recorded data keep their bytes.
 FROZEN = re.compile(
     r"tests/bench/log-archive\.md|CHANGELOG\.md|docs/adr/|installers/lock/|tests/data/|assets/(?!languages)"
 )
@@ -49,7 +49,7 @@ def read_table(path: str, files: list[str]) -> dict[str, str]:
 
 
 def drop_doubles(moves: dict[str, str], files: list[str]) -> list[str]:
-    """Takes out, and returns, each `__init__.py` whose new place has one already. Other clashes end the program."""
+    """Remove, and return, each `__init__.py` whose new path has one already. Other clashes end the program."""
     taken = set(files) - moves.keys()
     dropped = []
     for old, new in sorted(moves.items()):
@@ -70,7 +70,7 @@ def dotted(file: str) -> str:
 
 
 def moved_folders(moves: dict[str, str], dropped: list[str], files: list[str]) -> dict[str, str]:
-    """Old folder: new folder, where all of its files went to one place."""
+    """Old folder: new folder, if all of its files went to one place."""
     result = {}
     for folder in {str(p) for file in moves for p in PurePosixPath(file).parents if str(p) != "."}:
         places = set()
@@ -85,7 +85,7 @@ def moved_folders(moves: dict[str, str], dropped: list[str], files: list[str]) -
 
 
 class Names:
-    """What modules and paths are called afterwards."""
+    """The names of modules and paths afterwards."""
 
     def __init__(self, moves: dict[str, str], dropped: list[str], files: list[str]) -> None:
         sources = [file for file in files if file.endswith(".py")]
@@ -98,7 +98,7 @@ class Names:
         self._path = re.compile(rf"(?<![\w/.-])(?:{longest_first})(?![\w-])")
 
     def module(self, name: str) -> str | None:
-        """The new name of a module or of something inside one; None where it stays."""
+        """The new name of a module or of something inside one; None if it stays."""
         parts = name.split(".")
         for i in range(len(parts), 0, -1):
             head = ".".join(parts[:i])
@@ -118,7 +118,7 @@ class Names:
 
 
 class Source:
-    """One Python file on its way to the new names."""
+    """One Python file while it gets the new names."""
 
     def __init__(self, file: str, text: str, names: Names) -> None:
         self._file, self._names = file, names
@@ -187,7 +187,7 @@ class Source:
         yield start, end, ("\n" + " " * node.col_offset).join(lines)
 
     def _local_name(self, old: str, new: str) -> str | None:
-        """None: the file uses the new name, too. The old one, where the new one means something else there."""
+        """None: the file uses the new name, too. The old one, if the new one means something else there."""
         if old == new:
             return None
         if old in self._bound or new in self._used:

@@ -41,7 +41,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BOUND_S = 60  # of CPU, so that a busy machine changes nothing
+BOUND_S = 60  # of CPU time, so that a busy machine changes nothing
 CLOCK_S = 600.0
 GROUPS = ("tests/unit", "tests/integration/engine", "tests/integration/app")
 AREAS = {
@@ -63,7 +63,7 @@ AREAS = {
         *(f"engine/server/{part}" for part in ("auth", "body", "guard", "json_bounds", "origin_check")),
         *("app/code/", "app/tools/", "devices/landlock"),
     ),
-}  # beginnings of paths
+}  # prefixes of paths
 SWAPPED = ["Lt", "LtE", "Gt", "GtE", "Eq", "NotEq", "Is", "IsNot", "In", "NotIn", "Add", "Sub", "And", "Or"]
 PAIRS = list(zip(SWAPPED[::2], SWAPPED[1::2], strict=True))
 NAMES = {**dict(PAIRS), **{b: a for a, b in PAIRS}, "Mult": "Add", "Div": "Mult", "FloorDiv": "Mult"}
@@ -87,7 +87,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def changed(node: ast.AST) -> ast.AST | None:
-    """The node with another meaning, or None."""
+    """The node with a changed meaning, or None."""
     other: ast.AST | None = None
     match node:
         case ast.Compare(left, [first, *more], compared) if type(first) in OTHER:
@@ -108,7 +108,7 @@ def changed(node: ast.AST) -> ast.AST | None:
 
 
 def mutants(file: str, text: str) -> list[dict[str, Any]]:
-    """All changes of one file, by their place in its bytes."""
+    """All changes of one file, by their position in its bytes."""
     tree, raw = ast.parse(text), text.encode()
     nodes = list(ast.walk(tree))
     skipped = {id(n) for f in nodes if isinstance(f, ast.JoinedStr) for n in ast.walk(f)}
@@ -137,7 +137,7 @@ def mutants(file: str, text: str) -> list[dict[str, Any]]:
 
 
 def chosen(tree: Path, count: int, seed: int) -> list[dict[str, Any]]:
-    """The same mutants for the same seed and tree, in turns over the areas."""
+    """The same mutants for the same seed and tree, alternating between the areas."""
     dice, piles = random.Random(seed), []
     sources = sorted(str(p.relative_to(tree)) for p in tree.rglob("*.py"))
     for area, paths in AREAS.items():
@@ -149,7 +149,7 @@ def chosen(tree: Path, count: int, seed: int) -> list[dict[str, Any]]:
 
 def environment(work: Path, **more: str) -> dict[str, str]:
     path = os.pathsep.join([str(work / "tree"), str(work), os.environ.get("PYTHONPATH", "")])
-    left_out = ("PYTEST_", "PYTHONDONTWRITEBYTECODE")  # bytecode of the sound tree saves each mutant seconds
+    left_out = ("PYTEST_", "PYTHONDONTWRITEBYTECODE")  # bytecode of the unchanged tree saves each mutant seconds
     return {k: v for k, v in os.environ.items() if not k.startswith(left_out)} | {"PYTHONPATH": path, **more}
 
 
@@ -175,7 +175,7 @@ def measure(work: Path, groups: list[str]) -> None:
 
 
 def result_of(mutant: dict[str, Any], work: Path, tests: list[str]) -> dict[str, Any]:
-    """What the tests say of it; the file is as before afterwards."""
+    """The tests' result for the mutant; the file is restored afterwards."""
     path = work / "tree" / mutant["file"]
     sound, times, began = path.read_bytes(), path.stat(), time.monotonic()
     path.write_bytes(sound[: mutant["begin"]] + mutant["new"].encode() + sound[mutant["end"] :])

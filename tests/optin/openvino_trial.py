@@ -51,13 +51,13 @@ class Trial:
         self.static = static
 
     def settings(self, path: str) -> LoadSettings:
-        """As dispatch makes them."""
+        """As placement creates them."""
         base = LoadSettings(path=path, n_ctx=512, n_threads=2, n_threads_batch=2)
         found = openvino.settings_for(base, self.runtime, self.device)
         return msgspec.structs.replace(found, n_batch=512, n_ubatch=512) if self.static else found
 
     async def check(self, path: str) -> tuple[str, str]:
-        """(state, words) of one model."""
+        """(state, text) of one model."""
         shape, settings = read_shape(path), self.settings(path)
         no = openvino.refusal(shape, settings, self.runtime)
         if no:
@@ -78,7 +78,7 @@ class Trial:
 
 
 async def answers(settings: LoadSettings) -> tuple[list[str], float, float]:
-    """Greedy texts of the prompts, and tokens a second read and written."""
+    """Greedy texts of the prompts, and tokens per second read and generated."""
     runner = await RunnerProcess.start("llama", settings.path)
     texts, read, wrote, read_s, wrote_s = [], 0, 0, 0.0, 0.0
     try:

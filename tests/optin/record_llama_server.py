@@ -89,7 +89,7 @@ def wait_until_ready(client: httpx2.Client, server: "subprocess.Popen[bytes]") -
 
 
 def answer(client: httpx2.Client, question: str) -> dict[str, object]:
-    """One answer: tokens, text, and at each place the best tokens with what they are behind the best, in nats."""
+    """One answer: tokens, text, and at each position the best tokens with their distance to the best, in nats."""
     messages = {"messages": [{"role": "user", "content": question}]}
     prompt = client.post("/apply-template", json=messages).raise_for_status().json()["prompt"]
     body = {

@@ -71,7 +71,7 @@ PAGES = (
     "about",
     "palette",
 )
-# An answer with everything that code and tables of an answer offer.
+# An answer with all kinds of code and tables.
 ANSWER = """Here is a page, a picture, and what each part costs.
 
 ```html
@@ -181,7 +181,7 @@ def main():
             ["Xvfb", environment["DISPLAY"], "-screen", "0", "2880x1800x24"], stderr=subprocess.DEVNULL
         )
         time.sleep(1)
-        if shutil.which("openbox"):  # dialogs have a frame, as on any desktop
+        if shutil.which("openbox"):  # dialogs have a frame, like on any desktop
             manager = subprocess.Popen(
                 ["openbox", "--sm-disable"],
                 env=environment,
@@ -210,7 +210,7 @@ def main():
 
 
 class Camera:
-    """The window of one process, and the pictures it takes."""
+    """The window of one process, and the screenshots of it."""
 
     def __init__(self, theme, scale, given):
         from PySide6.QtTest import QTest
@@ -244,7 +244,7 @@ class Camera:
 
     def shoot(self, name):
         self.rest(700)
-        # A dialog is a window of its own, above this one: the picture is what the screen shows there.
+        # A dialog is a separate window above this one: the screenshot is that part of the screen.
         at = self.window.geometry()
         screen = self.window.screen()
         picture = screen.grabWindow(0, at.x(), at.y(), at.width(), at.height()).toImage()
@@ -428,7 +428,7 @@ class Camera:
         fit.verticalScrollBar().setValue(fit.verticalScrollBar().maximum())
 
     def settings_sections(self):
-        """Each section of the settings, as a picture of its own."""
+        """Each section of the settings, in a separate screenshot."""
         self.window.show_page("settings")
         page = self.window.page("settings")
         for name in page._frames:
@@ -588,7 +588,7 @@ def take(camera, pages):
                 getattr(camera, name.replace("-", "_"), lambda name=name: camera.plain(name))()
                 camera.shoot(name)
         camera.close_dialogs()
-    finally:  # otherwise its threads and its server go on
+    finally:  # otherwise its threads and its server continue
         camera.window.close()
         camera.desktop.close()
 

@@ -37,16 +37,16 @@ NUM_GOLDEN = 48
 # Seconds without a byte after which a request counts as stuck. They are ticks of this process, so a computer that
 # sleeps or pauses everything is not mistaken for a stuck server.
 STUCK_TICKS = 180
-# A second that took this long: the machine slept, or this process and its servers were stopped together.
+# A second that took this long: the machine slept, or this process and its servers were paused together.
 PAUSE_S = 30.0
-# Answers that a fault on the server's side may give, while one was injected.
+# Error codes that a fault on the server's side may cause while one is injected.
 FAULT_CODES = ("runner_died", "runner", "died", "stuck")
 # Logits of one position differ by up to 0.03 between batches of different shapes (docs/dev/runner.md).
 TIE = 0.1
 
 
 class Soak:
-    """One run: `found` collects everything that should not be."""
+    """One run: `found` collects all faults."""
 
     def __init__(self, server: RunningServer, options: argparse.Namespace) -> None:
         self.server = server
@@ -68,7 +68,7 @@ class Soak:
         self.memory: list[tuple[int, str, int, int]] = []  # requests sent, who, process id, bytes
 
     async def run(self) -> bool:
-        """Everything; True when nothing was found."""
+        """Run everything; True if nothing was found."""
         await self._answer_alone()
         started = time.monotonic()
         watch = asyncio.create_task(self._watch())
@@ -87,14 +87,14 @@ class Soak:
     # ------------------------------------------------------------------ traffic
 
     async def _answer_alone(self) -> None:
-        """The texts that the known prompts have when nothing else runs."""
+        """The answers to the known prompts when nothing else runs."""
         for prompt in self.golden:
             body = {"model": "spark", "prompt": prompt, "max_tokens": 60, "temperature": 0, "logprobs": 5}
             answer = await self.client.post("/v1/completions", json={**body, "speculate": False})
             self.alone.append(answer.json()["choices"][0])
 
     async def _pace(self, started: float) -> None:
-        """Injects faults at even distances."""
+        """Injects faults at regular intervals."""
         plan = [signal.SIGKILL, signal.SIGSTOP] * max(1, round(self.options.minutes / 15))
         for i, what in enumerate(plan):
             share = (i + 1) / (len(plan) + 1)
@@ -123,7 +123,7 @@ class Soak:
             try:
                 await self._send(number, shot, begun)
             except httpx2.TransportError as error:
-                if self.paused > begun - 5:  # idle connections ran out while all of this stood still
+                if self.paused > begun - 5:  # idle connections timed out while everything was paused
                     self.counts["lost in a pause of the machine"] += 1
                 else:
                     self._blame(shot, f"{error!r}")
@@ -181,11 +181,11 @@ class Soak:
                 self._blame(shot, wrong)
 
     def _faulty(self, begun: float) -> bool:
-        """A fault was injected while this request ran, or so short before that its runner was not replaced yet."""
+        """A fault was injected during this request, or shortly before, so that its runner was not replaced yet."""
         return any(at > begun - 90 for at, _ in self.faults)
 
     def _compare(self, index: int, body: bytes) -> str | None:
-        """The text is the one of the prompt alone, up to a place where two tokens were equally good."""
+        """The text is that of the prompt alone, up to a position where two tokens were equally good."""
         text = ""
         for line in body.splitlines():
             if line.startswith(b"data: {"):
@@ -244,7 +244,7 @@ class Soak:
                 self.memory.append((self.sent, model["id"], model["pid"], size))
 
     async def _at_rest(self) -> None:
-        """Nothing runs or waits any more."""
+        """No request runs or waits any more."""
         for _ in range(100):
             told = await self._stats()
             if not told["active"] and not told["waiting"]:

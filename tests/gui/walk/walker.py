@@ -367,9 +367,7 @@ class Walk:
         return [model["id"] for model in self.manage("loaded")["models"]]
 
     def manage(self, path, body=None, method=None):
-        """The server's response to a request by a program of the same user, below /tessera/v1; None: no
-        response.
-        """
+        """The server's response to a request by the same user, below /tessera/v1; None: no response."""
         known = self.server()
         raw = None if body is None else json.dumps(body).encode()
         headers = {"x-api-key": known["token"], "content-type": "application/json"}

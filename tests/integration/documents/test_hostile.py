@@ -75,7 +75,7 @@ def test_links_and_pipes_of_a_folder_are_left_out(collections, folder, tmp_path)
 
 
 def many_times(path, part, old, new):
-    """Replace `old` by `new` in one part of the archive."""
+    """Replace `old` with `new` in one part of the archive."""
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name).decode("utf-8", "surrogateescape") for name in archive.namelist()}
     assert old in parts[part]

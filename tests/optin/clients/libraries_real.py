@@ -42,7 +42,7 @@ def langchain():
     from pydantic import BaseModel
 
     class Person(BaseModel):
-        """Somebody."""
+        """A user."""
 
         name: str
         age: int
@@ -60,7 +60,7 @@ def langchain():
     ollama = ChatOllama(model=MODEL, base_url=URL, temperature=0, num_predict=60)
     expect(ollama.invoke(ASK).content)
     assert isinstance(ollama.with_structured_output(Person).invoke(PERSON), Person)
-    long = "word " * 9000  # more than the context: Ollama cuts it, and so does this server
+    long = "word " * 9000  # longer than the context: Ollama truncates it, and so does this server
     assert len(OllamaEmbeddings(model=MODEL, base_url=URL).embed_query(long)) > 100
 
 
@@ -91,7 +91,7 @@ def instructor():
         age: int
 
     class Loose(BaseModel, extra="allow"):
-        """JSON mode promises an object, not its fields, and a model so small may answer with the schema itself."""
+        """JSON mode guarantees an object, not its fields, and a model this small may answer with the schema."""
 
         name: Any = None
         age: Any = None

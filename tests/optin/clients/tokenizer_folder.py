@@ -20,7 +20,7 @@ def strings(name):
 tokens = strings("tokens")
 merges = [tuple(merge.split(" ")) for merge in strings("merges")]
 made = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-# As llama.cpp has it for `smollm`: digits apart, then GPT-2's pattern over bytes.
+# As in llama.cpp for `smollm`: separate digits, then GPT-2's pattern over bytes.
 made.pre_tokenizer = pre_tokenizers.Sequence(
     [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
 )

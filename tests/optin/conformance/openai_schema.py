@@ -50,7 +50,7 @@ BAD = [
 
 
 def nullable(node: Any) -> Any:
-    """The document says `nullable: true` in places, as OpenAPI 3.0 did."""
+    """The document uses `nullable: true` in places, as in OpenAPI 3.0."""
     if isinstance(node, list):
         return [nullable(item) for item in node]
     if not isinstance(node, dict):
@@ -71,7 +71,7 @@ class Checker:
         self._validators: dict[str, Draft202012Validator] = {}
 
     def meant(self, schema: dict[str, Any], value: Any) -> dict[str, Any]:
-        """Of a union of events the one of this type: what differs is told of that one only."""
+        """The member of a union of events with this type, so that differences are reported for that one only."""
         named = schema.get("$ref", "").rpartition("/")[2]
         whole = self.document["components"]["schemas"].get(named, schema)
         for option in whole.get("anyOf", whole.get("oneOf", ())):
@@ -82,7 +82,7 @@ class Checker:
         return schema
 
     def validator(self, schema: dict[str, Any]) -> Draft202012Validator:
-        """Of a schema of the document."""
+        """Compare with a schema of the document."""
         key = json.dumps(schema, sort_keys=True)
         if key not in self._validators:
             whole = {**nullable(schema), "components": self.components}
@@ -90,7 +90,7 @@ class Checker:
         return self._validators[key]
 
     def check(self, what: str, schema: dict[str, Any], value: Any) -> None:
-        """One object of an answer."""
+        """Compare one object of a response."""
         errors = list(self.validator(schema).iter_errors(value))
         found = {f"{what} {error.json_path}: {error.message[:160]}" for error in errors}
         why = {next((w for p, w in self.expected.items() if re.fullmatch(p, told)), "") for told in found}
@@ -101,7 +101,7 @@ class Checker:
                 print(f"UNEXPECTED {told}")
 
     def ask(self, method: str, path: str, template: str | None = None, **options: Any) -> Any:
-        """One request, its answer compared; the answer."""
+        """Send a request, compare its response, and return it."""
         answer = requests.request(method, f"{self.url}/v1{path}", timeout=120, **options)
         what = f"{method} {template or path}"
         if answer.status_code >= requests.codes.bad_request:
@@ -120,7 +120,7 @@ class Checker:
         return answer.json() if answer.headers["content-type"].startswith("application/json") else {}
 
     def refused(self, path: str, body: dict[str, Any]) -> None:
-        """A request that must be refused in OpenAI's form."""
+        """Send a request that must be refused in OpenAI's format."""
         answer = requests.post(f"{self.url}/v1{path}", json={"model": self.model, **body}, timeout=120)
         assert requests.codes.bad_request <= answer.status_code < requests.codes.server_error, (path, answer.text)
         self.check(f"error {path}", {"$ref": "#/components/schemas/ErrorResponse"}, answer.json())
@@ -158,7 +158,7 @@ def walk(checker: Checker) -> None:
 
 
 def conversations(checker: Checker, model: dict[str, Any]) -> None:
-    """Kept conversations and their items."""
+    """Stored conversations and their items."""
     talk, item = "/conversations/{conversation_id}", {"type": "message", "role": "user", "content": "Hi"}
     made = checker.ask("post", "/conversations", json={"items": [item], "metadata": {"a": "b"}})
     here = f"/conversations/{made['id']}"
@@ -190,7 +190,7 @@ def stores(checker: Checker) -> None:
 
 
 def main() -> int:
-    """Ask, compare, print."""
+    """Send, compare, print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("document", type=Path)
     parser.add_argument("url")

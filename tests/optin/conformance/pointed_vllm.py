@@ -19,7 +19,7 @@ KEY = "unused"
 
 
 class RemoteOpenAIServer:
-    """What their tests know of a server."""
+    """The interface to a server that vLLM's tests expect."""
 
     DUMMY_API_KEY = KEY
     url_root = URL

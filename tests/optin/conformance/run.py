@@ -30,12 +30,12 @@ from typing import NamedTuple
 from xml.etree import ElementTree as ET  # our own report, written by pytest
 
 HERE = Path(__file__).parent
-# They need a server of their own with other flags, a download, or what llama.cpp keeps for itself.
+# They need a separate server with other flags, a download, or llama.cpp's internals.
 LLAMA_LEFT_OUT = (
     "router", "sleep", "mcp_servers", "tools_builtin", "kv_keep_only_active", "lora", "speculative", "vision_api",
     "slot_save", "proxy", "compat_gcp",
 )  # fmt: skip
-# The files whose tests talk to a server. Lemonade's others manage its own models, backends and clouds.
+# The files whose tests use a server. Lemonade's others manage its own models, backends and clouds.
 LEMONADE = ("server_llm", "test_ollama", "server_streaming_errors")
 VLLM = {
     "completion": "openai/completion/test_completion.py",
@@ -56,7 +56,7 @@ RESULTS = HERE / "results.jsonl"
 
 
 def llama_server(folder: Path, work: Path, only: list[str], _: str) -> list[str]:
-    """Copy the tests; what to run."""
+    """Copy the tests; return what to run."""
     shutil.copytree(folder, work, dirs_exist_ok=True)
     for name in LLAMA_LEFT_OUT:
         (work / "unit" / f"test_{name}.py").unlink(missing_ok=True)
@@ -64,7 +64,7 @@ def llama_server(folder: Path, work: Path, only: list[str], _: str) -> list[str]
 
 
 def lemonade(folder: Path, work: Path, only: list[str], _: str) -> list[str]:
-    """Copy the tests; what to run."""
+    """Copy the tests; return what to run."""
     shutil.copytree(folder / "utils", work / "utils")
     for name in LEMONADE:
         shutil.copy(folder / f"{name}.py", work)
@@ -72,7 +72,7 @@ def lemonade(folder: Path, work: Path, only: list[str], _: str) -> list[str]:
 
 
 def vllm(folder: Path, work: Path, only: list[str], model: str) -> list[str]:
-    """Copy the tests with our model's name in them; what to run. `tests.utils` is the plugin's."""
+    """Copy the tests with this model's name in them; return what to run. `tests.utils` is the plugin's."""
     chosen = [VLLM[name] for name in only or VLLM if (folder / "entrypoints" / VLLM[name]).exists()]
     for name in chosen:
         place = work / "tests" / "entrypoints" / name
@@ -125,9 +125,9 @@ def run(suite: str, python: str, folder: Path, server: str, only: list[str]) -> 
 
 
 class Reason(NamedTuple):
-    """Why tests differ: their names, `name[*]` for all of its parameters, and what such a failure says.
+    """Why tests differ: their names, `name[*]` for all of its parameters, and the text of such a failure.
 
-    `passes_falsely`: the tests pass, but what they look for is absent for another reason than theirs.
+    `passes_falsely`: the tests pass, but the expected thing is absent for a reason other than theirs.
     """
 
     why: str
@@ -149,7 +149,7 @@ def reasons(suite: str) -> list[Reason]:
 
 
 def differences(suite: str, report: Path) -> Counter[str]:
-    """Prints failures that nothing explains and what differs no more; how many there are of each kind."""
+    """Print unexplained failures and differences that no longer occur; return the number of each."""
     expected = reasons(suite)
     counts: Counter[str] = Counter()
     for case in ET.parse(report).getroot().iter("testcase"):

@@ -63,7 +63,7 @@ def violation(schema: Any, text: str) -> str:
 
 
 def judged(schema: Any, status: int, answer: dict[str, Any], *, strict: bool) -> tuple[str, str]:
-    """What came of a schema, and details."""
+    """The result for a schema, and details."""
     if status != 200:
         said = str(answer.get("error", {}).get("message", answer))
         reason = re.sub(r"^.*cannot be guaranteed: ", "", said)

@@ -46,13 +46,13 @@ ANSWER_TOKENS = 6
 OPERATIONS = (
     "MUL_MAT", "FLASH_ATTN_EXT", "RMS_NORM", "ROPE", "ADD", "MUL", "GLU", "GET_ROWS", "MUL_MAT_ID", "CPY", "",
 )  # fmt: skip
-# A greedy answer that changes where the two likeliest tokens were nearer than this is a near tie in every model.
+# If the two most likely tokens were closer than this, a changed greedy answer is a near tie in every model.
 NEAR_NATS = 0.05
 LONG_S = 60.0
 
 
 def random_fault(rng: random.Random) -> str:
-    """A fault in the plugin's words."""
+    """A fault in the plugin's notation."""
     mode = rng.choice(["scale", "scale", "negate", "zero", "nan", "lane", "rotate", "noise", "noise"])
     amounts = {
         "scale": rng.choice([0, 0.5, 0.9, 0.97, 1.03, 1.1, 2, 10]),
@@ -71,7 +71,7 @@ def random_fault(rng: random.Random) -> str:
 
 
 class Device:
-    """A model on the fault device, beside the CPU's reference."""
+    """A model on the fault device, and the CPU's reference."""
 
     def __init__(self, path: str, plugin: str, cache_type: str) -> None:
         self.api = start_backends()
@@ -94,7 +94,7 @@ class Device:
         clean = self.answers()
         assert clean is not None
         self.clean = clean
-        # The widest margin that other, sound attention kernels overturn: below it a change is no harm.
+        # The largest margin that other, correct attention kernels overturn: smaller changes are harmless.
         self.near_nats = max(NEAR_NATS, harm(clean, other))
 
     def _load(self, settings: LoadSettings) -> None:
@@ -113,7 +113,7 @@ class Device:
         return False, msgspec.structs.asdict(found)
 
     def answers(self) -> list[list[tuple[int, float]]] | None:
-        """Greedy tokens with the margin to the second; None when they are not numbers."""
+        """Greedy tokens with the margin to the second; None if they are not numbers."""
         batch, logits, found = Batch(self.loaded), Logits(self.loaded), []
         try:
             for text in PROMPTS:
@@ -139,7 +139,7 @@ class Device:
 
 
 def harm(clean: list[list[tuple[int, float]]], found: list[list[tuple[int, float]]] | None) -> float:
-    """The widest margin that was overturned, in nats; 0 where every token is the same."""
+    """The largest overturned margin in nats; 0 if every token is the same."""
     if found is None:
         return 99.0
     lost = 0.0
@@ -157,7 +157,7 @@ def child(path: str, plugin: str, cache_type: str, faults: list[str]) -> None:
     device.set("")
     wrong, numbers = device.check()
     noise, near = device.reference.noise_kld_mean, device.near_nats
-    # A real device differs a little, and then its operations are looked at too: they must be right as well.
+    # A real device differs slightly, and then its operations are checked too: they must also be correct.
     named = device_verdict.wrong_operations(device.loaded, device.vocabulary, seconds=LONG_S)
     right = not wrong and not named
     print(json.dumps({"right": right, "check": numbers, "noise": noise, "near": near, "named": named}), flush=True)
@@ -174,7 +174,7 @@ def child(path: str, plugin: str, cache_type: str, faults: list[str]) -> None:
 
 
 def run(path: Path, plugin: Path, cache_type: str, faults: list[str]) -> list[dict[str, Any]]:
-    """The lines of a child; a fault that ends the process is caught as a runner that dies, and the rest goes on."""
+    """The lines of a child; a fault that ends the process counts as a dead runner, and the others continue."""
     lines: list[dict[str, Any]] = []
     left = faults
     while True:
@@ -227,7 +227,7 @@ def typed_copies(folder: Path) -> list[Path]:
 
 
 def main() -> int:
-    """Right loads, then faults; prints the table."""
+    """Correct loads, then faults; prints the table."""
     if sys.argv[1:2] == ["--child"]:
         child(*sys.argv[2:5], json.loads(sys.stdin.read()))
         return 0

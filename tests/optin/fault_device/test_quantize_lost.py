@@ -25,8 +25,8 @@ from tests.support.models.small_folder import first_layers, short_text
 
 pytestmark = pytest.mark.timeout(1800)
 ALL_LAYERS = 99
-# The tasks that evaluate the model, and after how many results the device is lost: none of the first window's, some
-# of a later one's. A survey evaluates 32 tokens of one layer.
+# The tasks that evaluate the model, and the number of results before the device is lost: none of the first
+# window's, some of a later one's. A survey evaluates 32 tokens of one layer.
 LOSSES = [("survey", 4), ("moments", 200), ("alpha", 200), ("verify", 200)]
 
 
@@ -50,14 +50,14 @@ def left(folder: Path) -> set[str]:
 
 
 def weights(path: Path) -> dict[str, str]:
-    """Hashes of the tensors; what a file says of itself has figures of the evaluations that found its mix."""
+    """Hashes of the tensors; the file's metadata include figures of the evaluations that found its recipe."""
     file = read_gguf(path)
     return {t.name: hashlib.sha256(file.tensor_bytes(t)).hexdigest() for t in file.tensors}
 
 
 @pytest.mark.parametrize("mode", ["fail", "abort"])
 def test_a_gpu_lost_at_every_phase_is_told_and_the_next_run_goes_on_without_it(tmp_path, monkeypatch, mode):
-    """As drivers do: an evaluation that reports failure, and a library that ends its process."""
+    """Like drivers: an evaluation that reports failure, and a library that ends its process."""
     plugin = build(ROOT / "build" / "fault_device")
     source = first_layers(tmp_path / "source", 1)
     started = Child.__init__

@@ -35,7 +35,7 @@ from tests.support.models.shapes import SHAPES, scaled, shallow, write_shape
 WORK = Path(os.environ.get("FAULT_DEVICE_WORK", ROOT / "build" / "fault_device"))
 SPARK = str(ROOT / "assets/models/spark-f16.gguf")
 UBATCH, DEPTH = 512, 5000
-# Each fault with the settings in which it shows, and the check that finds it: a load's, or an idle server's.
+# Each fault with the settings that show it, and the check that detects it: a load's, or an idle server's.
 FAULTS = {
     "25992": ("f16", "", "load"),
     "28211": ("f16", f"ubatch={UBATCH}", "load"),
@@ -68,13 +68,13 @@ class FaultDevice:
 
     @property
     def count(self) -> int:
-        """How many results were made wrong."""
+        """The number of altered results."""
         return int(self._plugin.fault_device_count())
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    """The checks stop by CPU time, as on a computer that does nothing else."""
+    """The checks stop by CPU time, as on an idle computer."""
     replace_clock(monkeypatch, time.process_time)
 
 
@@ -106,7 +106,7 @@ def settings_for(path: str, cache: str = "f16", **changes) -> LoadSettings:
 
 
 def found_at_load(device: FaultDevice, settings: LoadSettings, reference: str, fault: str) -> str:
-    """What the checks of a first load say; empty if they find nothing."""
+    """The findings of a first load's checks; empty if there are none."""
     device.set("")
     settings = msgspec.structs.replace(settings, reference_path=reference)
     loaded = load(device.api, settings, lambda _fraction: True)
@@ -121,7 +121,7 @@ def found_at_load(device: FaultDevice, settings: LoadSettings, reference: str, f
 
 
 def found_in_answers(device: FaultDevice, settings: LoadSettings, fault: str, prompt: int, most: int) -> int | None:
-    """After how many tokens of answers to a prompt of this length the canary finds it; None: not after `most`."""
+    """Answer tokens until the canary detects it, for a prompt of this length; None: not within `most`."""
     loaded = load(device.api, settings, lambda _fraction: True)
     device.set(fault)
     recorder, batch, logits = RowRecorder(loaded, 256), Batch(loaded), Logits(loaded)
@@ -221,7 +221,7 @@ def test_no_shape_raises_an_alarm(device, expected, tmp_path, name):
 
 
 def test_logits_of_the_replay_are_numbers(device):
-    """A replay of pieces that have no numbers is not what makes the others fail."""
+    """Chunks without numbers are not what makes the other replays fail."""
     settings = settings_for(SPARK)
     device.set("")
     loaded = load(device.api, settings, lambda _fraction: True)

@@ -50,7 +50,7 @@ def home(tmp_path, pack) -> Path:
 
 
 def ask(home: Path, fault: str) -> tuple[dict, dict, dict]:
-    """The answer, the loaded model's placement, and the stored verdicts."""
+    """The answer, the loaded model's placement, and the stored results."""
     server = RunningServer(home, env={"GGML_FAULT_DEVICE": fault})
     try:
         answer = httpx2.post(f"{server.url}/v1/chat/completions", json=QUESTION, timeout=120)
@@ -105,7 +105,7 @@ def test_a_wrong_device_is_routed_away_and_told(home, right_answer, fault, devic
     assert any(f"({operation}" in reason for reason in placed["reasons"])
     notes = " ".join(answer["tessera"]["notes"])
     assert f"{operation} on Fault0 is wrong with this driver" in notes
-    known = ask(home, fault)[0]  # the next start knows: nothing is tried in vain
+    known = ask(home, fault)[0]  # the next start knows: no failing attempt is repeated
     assert known["choices"][0]["message"]["content"] == right_answer
     assert "notes" not in known.get("tessera", {})
 
@@ -117,7 +117,7 @@ def test_a_device_that_fails_leaves_the_answer_to_the_processor(home, right_answ
 
 
 def test_a_device_that_becomes_wrong_while_it_serves_is_found_in_its_answers(home, right_answer):
-    """The checks at the load pass; from the 25,000th product on, all are wrong: found, quarantined, told."""
+    """The load's checks pass; from the 25,000th product on, all are wrong: detected, quarantined, reported."""
     (home / "state").mkdir()
     (home / "state" / "canary.json").write_text(json.dumps({"version": 1, "data": {"computing_s": 1e5}}))
     env = {"GGML_FAULT_DEVICE": "mode=rotate;op=MUL_MAT;after=25000", "TESSERA_FAULT_RULES": str(home / "rules")}

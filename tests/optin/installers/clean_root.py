@@ -22,13 +22,13 @@ sys.path.insert(0, str(ROOT))
 
 from installers.linux.packages import DEPENDS
 
-# What a desktop has anyway; the package's own needs are added from its control file. No compiler is among it.
+# Packages that every desktop has; the package's own requirements come from its control file. There is no compiler.
 DESKTOP = ("xvfb", "openbox", "xdotool", "x11-utils", "procps")
 DRIVER = ("mesa-vulkan-drivers", "libvulkan1")
 # Mesa's software driver compiles every shader at its first use.
 LONG_S = 2400
 LINE = 120
-# The lock of a server that was killed names a process that may be another one now.
+# The lock of a killed server names a process id that may have been reused.
 SCREEN = (
     "rm -f /tmp/.X7-lock /tmp/.X11-unix/X7; Xvfb :7 -screen 0 1280x800x24 >/dev/null 2>&1 & export DISPLAY=:7; "
     "until xdotool getdisplaygeometry >/dev/null 2>&1; do sleep .5; done; openbox >/dev/null 2>&1 & sleep 2"
@@ -36,7 +36,7 @@ SCREEN = (
 QUESTION = "What is a token?"
 ANSWER = "piece of a word"
 CHATS = "/root/.local/state/tessera/chats.db"
-# A server is waited for: how long it takes to start is not measured here.
+# The start of a server is awaited: its duration is not measured here.
 UP = "for i in $(seq 90); do (exec 3<>/dev/tcp/127.0.0.1/7373) 2>/dev/null && break; sleep 1; done"
 HEALTH = (
     f"{UP}; exec 3<>/dev/tcp/127.0.0.1/7373; "
@@ -45,7 +45,7 @@ HEALTH = (
 
 
 class Root:
-    """A Debian below `folder`; its commands see no network unless told otherwise."""
+    """A Debian system below `folder`; its commands have no network unless requested."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -89,7 +89,7 @@ def _quoted(text: str) -> str:
 
 
 def mirror() -> str:
-    """The address this machine takes Debian's packages from."""
+    """The address from which this machine gets Debian's packages."""
     listed = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
     known = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
     return next(address for address in known if address.rstrip("/").endswith("/debian"))
@@ -106,7 +106,7 @@ def archive(suite: str, work: Path) -> Path:
 
 
 def older(deb: Path, work: Path) -> Path:
-    """The same package under an earlier version: what an upgrade starts from."""
+    """The same package with an earlier version: the start of an upgrade."""
     folder, target = work / "older", work / "older.deb"
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run(["dpkg-deb", "-R", str(deb), str(folder)], check=True)
@@ -121,7 +121,7 @@ def older(deb: Path, work: Path) -> Path:
 
 
 def dependencies(root: Root, driver: tuple[str, ...] = ()) -> None:
-    """What the package names as its needs, and a bare desktop; the only step with a network."""
+    """The package's requirements, and a minimal desktop; the only step with a network."""
     names = [part.split("(")[0].strip() for part in DEPENDS]
     alternatives = " ".join(f"$(first {name.replace('|', ' ')})" for name in names)
     first = 'first() { for n in "$@"; do apt-cache show "$n" >/dev/null 2>&1 && { echo "$n"; return; }; done; }; '
@@ -171,14 +171,14 @@ def steps_of_run(root: Root, file: Path) -> None:
 
 
 def kernels_of(doctor: str) -> str:
-    """What names the variant of the CPU's library and the GPUs; it may be cut into lines."""
+    """The lines with the variant of the CPU's library and the GPUs; the output may be wrapped."""
     found = " ".join(doctor.partition("Kernels:")[2].split("\n\n")[0].split())[:LINE]
     assert "cpu" in found, doctor
     return f"Kernels: {found}"
 
 
 def steps(root: Root, deb: Path, pack: Path | None, work: Path, *, brought: bool) -> None:
-    """Every step, each with what must be seen. Raises: RuntimeError, AssertionError."""
+    """Every step, each with its expected result. Raises: RuntimeError, AssertionError."""
     vulkan = brought or pack is not None
     dependencies(root, DRIVER if vulkan else ())
     shutil.copy(older(deb, work), root.folder / "older.deb")
@@ -214,7 +214,7 @@ def steps(root: Root, deb: Path, pack: Path | None, work: Path, *, brought: bool
 
 
 def on_vulkan(root: Root, pack: Path | None, *, brought: bool) -> None:
-    """See the GPU with the pack that was `brought` or is installed now, compare what it computes, answer on it."""
+    """Detect the GPU with the `brought` or installed pack, compare its results, generate on it."""
     root.run("useradd -m person")  # what root can read others must be able to
     before = kernels_of(root.run("su person -c '/usr/bin/tessera doctor'"))
     assert brought == ("Vulkan0" in before), before
@@ -236,7 +236,7 @@ def on_vulkan(root: Root, pack: Path | None, *, brought: bool) -> None:
 
 
 def chat_in_window(root: Root) -> int:
-    """Type the question into the window as a person would; how many answers are kept then."""
+    """Type the question into the window like a user; return the number of stored answers."""
     script = f"""
         {SCREEN}
         tessera window >/tmp/window.log 2>&1 & p=$!
@@ -254,7 +254,7 @@ def chat_in_window(root: Root) -> int:
 
 
 def chats_with(root: Root, words: str) -> int:
-    """How many kept messages hold the words; read as SQLite, so a damaged file is an error."""
+    """The number of stored messages with this text; read by SQLite, so a damaged file is an error."""
     with sqlite3.connect(f"file:{root.folder}{CHATS}?mode=ro", uri=True) as connection:
         assert connection.execute("pragma integrity_check").fetchone() == ("ok",)
         return int(
@@ -263,7 +263,7 @@ def chats_with(root: Root, words: str) -> int:
 
 
 def window(root: Root, command: str = "tessera") -> str:
-    """Start the window twice under Xvfb with a window manager; seconds to a mapped window, cold and warm."""
+    """Start the window twice under Xvfb with a window manager; seconds until it is mapped, cold and warm."""
     script = """
         SCREEN
         for i in 1 2; do

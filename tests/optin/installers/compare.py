@@ -24,7 +24,7 @@ MOST_LINES = 6
 
 
 def unpacked(package: Path, folder: Path) -> Path:
-    """The files of a package below `folder`; a folder is taken as it is."""
+    """The files of a package below `folder`; a folder is used directly."""
     if package.is_dir():
         return package
     command = {
@@ -51,7 +51,7 @@ def listed(root: Path) -> dict[str, tuple[str, str]]:
 
 
 def where(first: Path, second: Path) -> Iterator[str]:
-    """What differs between two files, in the terms of their format."""
+    """The differences of two files, in terms of their format."""
     a, b = first.read_bytes(), second.read_bytes()
     if len(a) != len(b):
         yield f"{len(a):,} and {len(b):,} bytes"
@@ -82,7 +82,7 @@ def sections(path: Path) -> dict[str, str]:
 
 
 def archives(first: Path, second: Path) -> Iterator[str]:
-    """Entries that differ in the archives that PyInstaller puts behind its start program."""
+    """Different entries in the archives that PyInstaller appends to its start program."""
     try:
         from PyInstaller.archive.readers import CArchiveReader, NotAnArchiveError
     except ImportError:
@@ -102,7 +102,7 @@ def archives(first: Path, second: Path) -> Iterator[str]:
 
 
 def modules(one, two) -> Iterator[str]:
-    """Modules that differ, and in what."""
+    """Different modules, and their differences."""
     for name in sorted(one.toc.keys() | two.toc.keys()):
         if name not in one.toc or name not in two.toc:
             yield f"module {name} is in one of them only"
@@ -122,7 +122,7 @@ def loaded(raw: bytes):
 
 
 def code_differs(a, b) -> set[str]:
-    """Names of the fields of a code object that differ, and of those inside it."""
+    """Names of the different fields of a code object and of those inside it."""
     if not (isinstance(a, CodeType) and isinstance(b, CodeType)):
         return set() if a == b else {"contents"}
     found = set()
@@ -138,7 +138,7 @@ def code_differs(a, b) -> set[str]:
 
 
 def main() -> int:
-    """Compare, and say what differs."""
+    """Compare, and print the differences."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("first", type=Path)
     parser.add_argument("second", type=Path)

@@ -20,7 +20,7 @@ from pathlib import Path
 BINFMT = Path("/proc/sys/fs/binfmt_misc")
 ENDING = "emulated"
 QUESTION, ANSWER = "What is a token?", "piece of a word"
-# What each must choose among the variants of ggml's CPU backend. qemu emulates no AVX-512.
+# The expected variant of ggml's CPU backend for each CPU. qemu does not emulate AVX-512.
 VARIANTS = {"Nehalem": "sse42", "SandyBridge": "sandybridge", "Haswell": "haswell"}
 LIMIT_S = 3600
 
@@ -50,7 +50,7 @@ def program(package: Path, work: Path) -> Path:
 
 
 def run(command: Path, cpu: str, home: Path, *words: str) -> str:
-    """Output of one of its commands on that processor. Raises: AssertionError: it ended otherwise than with 0."""
+    """Output of one of its commands on that CPU. Raises: AssertionError: its exit code was not 0."""
     env = {**os.environ, "QEMU_CPU": cpu, "TESSERA_HOME": str(home)}
     done = subprocess.run(
         [str(command), *words], env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
@@ -60,7 +60,7 @@ def run(command: Path, cpu: str, home: Path, *words: str) -> str:
 
 
 def main() -> int:
-    """Every processor, one line each."""
+    """Every CPU, one line each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--work", type=Path, default=Path("build/processors"))

@@ -27,7 +27,7 @@ LIMIT_S = 300
 
 
 class Windows:
-    """A fresh wine below `folder`; its commands are waited for."""
+    """A fresh wine prefix below `folder`; its commands run in the foreground."""
 
     def __init__(self, folder: Path) -> None:
         self.prefix = folder / "prefix"
@@ -59,7 +59,7 @@ class Windows:
         return subprocess.Popen(["wine", *command], env=self.env, stderr=subprocess.DEVNULL)
 
     def value(self, key: str, name: str = "") -> str | None:
-        """A text of the registry; None where there is none."""
+        """A text in the registry; None if there is none."""
         which = ("/v", name) if name else ("/ve",)
         said = self.run("reg", "query", key, *which, expect=None)
         for line in said.splitlines():
@@ -73,7 +73,7 @@ class Windows:
         self.run("reg", "add", key, *which, "/t", "REG_EXPAND_SZ", "/d", value, "/f")
 
     def called(self) -> list[str]:
-        """What the stub noted since it was last asked."""
+        """What the stub recorded since the last query."""
         file = self.notes / "called.txt"
         lines = file.read_text().splitlines() if file.exists() else []
         file.unlink(missing_ok=True)
