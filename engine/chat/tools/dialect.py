@@ -164,10 +164,7 @@ class Marks:
         self._pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
         self._longest = len(ordered[0]) if ordered else 0
         self._first = frozenset(mark[0] for mark in ordered)
-        # Every proper prefix of a marker, and the length of the longest such marker.
-        self._beginnings: dict[str, int] = {}
-        for mark in reversed(ordered):
-            self._beginnings.update({mark[:n]: len(mark) for n in range(1, len(mark))})
+        self._beginnings = frozenset(mark[:n] for mark in ordered for n in range(1, len(mark)))
 
     def search(self, text: str) -> MarkerMatch | None:
         """The first marker in the text, the longest one at its position; None if there is not even a prefix of one.
@@ -178,18 +175,16 @@ class Marks:
         match = self._pattern.search(text) if self._pattern else None
         last = match.start() if match else len(text) - 1
         for at in range(max(0, len(text) - self._longest + 1), last + 1):
-            if text[at] in self._first:
-                length = self._beginnings.get(text[at:], 0)
-                if length and (match is None or at < match.start() or length > match.end() - match.start()):
-                    return MarkerMatch(at, None)
+            # A marker that may become longer than the text is longer than one that matches inside it.
+            if text[at] in self._first and text[at:] in self._beginnings:
+                return MarkerMatch(at, None)
         return MarkerMatch(match.start(), match.group()) if match else None
 
     def begins(self, text: str) -> str | None:
         """The marker at the start of the text; an empty string if it may become one; None if it cannot."""
-        match = self._pattern.match(text) if self._pattern else None
-        length = self._beginnings.get(text, 0)
-        if length and (match is None or length > match.end()):
+        if text in self._beginnings:
             return ""
+        match = self._pattern.match(text) if self._pattern else None
         return match.group() if match else None
 
 

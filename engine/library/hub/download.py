@@ -119,6 +119,7 @@ class Transfer:
             # `_halt` before it writes, and a closed part ignores writes.
             self._halt.set()
             pool.shutdown(wait=False, cancel_futures=True)
+        wait(futures)  # `run` may start again from zero: another worker must not write into the new bytes
         for future in futures:
             future.result()
 

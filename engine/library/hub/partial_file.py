@@ -106,8 +106,8 @@ class PartialFile:
 
     def restart(self) -> None:
         """Discard all bytes."""
-        self.journal.done = [0] * len(self.journal.done)
-        self.journal.verified = False
+        journal = self.journal
+        self.journal = self._fresh(journal.identity, journal.size_bytes, journal.segment_bytes)
         self.save()
 
     def close(self) -> None:

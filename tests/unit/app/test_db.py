@@ -19,6 +19,12 @@ def db():
     opened.connection.close()
 
 
+def test_the_folders_of_a_new_database_are_created(tmp_path):
+    path = tmp_path / "new" / "state" / "chats.db"
+    open_store(path).connection.close()
+    assert path.is_file()
+
+
 def test_a_conversation_keeps_its_fields(db):
     made = conversations.create(db, title="One", model="m", sampling={"temperature": 0.5}, draft="half a")
     assert conversations.get(db, made.id) == made

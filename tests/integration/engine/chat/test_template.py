@@ -93,6 +93,20 @@ def test_tools_without_a_place_are_described_in_the_system_message(renderer):
     assert rendered.repairs
 
 
+def test_parallel_calls_become_one_call_per_turn_where_a_template_has_only_those(renderer):
+    second = ToolCall(id="jklmnopqr", name="get_weather", arguments='{"city": "Oslo"}')
+    messages = [
+        USER,
+        Message(role="assistant", tool_calls=(CALL, second)),
+        Message(role="tool", tool_call_id=CALL.id, content="sunny"),
+        Message(role="tool", tool_call_id=second.id, content="snow"),
+    ]
+    rendered = render(renderer, real("meta-llama-Llama-3.1-8B-Instruct"), messages, [TOOL])
+    places = [rendered.prompt.index(text) for text in ("Zürich", "sunny", "Oslo", "snow")]
+    assert places == sorted(places)
+    assert "parallel calls were written one after the other" in rendered.repairs
+
+
 def test_a_system_message_goes_into_the_user_turn_where_there_is_no_system_role(renderer):
     rendered = render(renderer, real("google-gemma-2-2b-it"), [Message(role="system", content="SYS"), USER])
     assert "<start_of_turn>user\nSYS\n\nhi<end_of_turn>" in rendered.prompt

@@ -143,12 +143,20 @@ SPEAKING = [name for name in NAMES if choose(source(name)).content_opening]
 @pytest.mark.parametrize("name", SPEAKING)
 @pytest.mark.parametrize(
     ("reasoning", "content", "opening_is_awaited"),
-    [("", "Hello,", False), ("Done.", "Hello,", False), ("I'm", "", True), ("", "", True)],
+    [
+        ("", "Hello,", False),
+        ("Done.", "Hello,", False),
+        ("I'm", "", True),
+        ("I write {opening} next, and", "", True),
+        ("", "", True),
+    ],
 )
 def test_an_output_format_waits_only_for_an_opening_that_the_prompt_does_not_hold(
     name, reasoning, content, opening_is_awaited
 ):
-    begun = (Message(role="assistant", content=content, reasoning=reasoning),) if reasoning or content else ()
+    opening = choose(source(name)).content_opening
+    thought = reasoning.format(opening=opening)
+    begun = (Message(role="assistant", content=content, reasoning=thought),) if thought or content else ()
     query = ChatQuery(
         messages=(QUESTION, *begun),
         continue_final=bool(begun),
@@ -161,7 +169,6 @@ def test_an_output_format_waits_only_for_an_opening_that_the_prompt_does_not_hol
         metadata={},
     )  # fmt: skip
     prepared_chat = asyncio.run(Conversations(_Renderer(), _Checker()).prepare(facts, query))
-    opening = choose(source(name)).content_opening
     awaited = ("", opening) if opening_is_awaited else None
     assert prepared_chat.request.constraint.preamble == awaited
     assert prepared_chat.request.constraint.preamble_open == opening_is_awaited

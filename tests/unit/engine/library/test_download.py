@@ -206,6 +206,19 @@ def test_a_server_that_ignores_ranges_is_read_from_the_start(hub, client, catalo
     assert download(client, catalogue).run(JobContext()).path.read_bytes() == SPARK.read_bytes()
 
 
+def test_wrong_bytes_are_also_seen_after_a_start_from_zero(hub, client, catalogue, spark):
+    spark.files["spark-F16.gguf"].lie = bytes(SPARK.stat().st_size)
+    hub.faults.ignore_ranges = True
+    with pytest.raises(errors.HashMismatch):
+        download(client, catalogue).run(JobContext())
+
+
+def test_a_range_that_still_arrives_does_not_mix_with_the_stream_from_the_start(hub, client, catalogue, spark):
+    hub.faults.bytes_per_s = 40 * MB  # the first range is still being read
+    hub.faults.whole_from = 1
+    assert download(client, catalogue).run(JobContext()).path.read_bytes() == SPARK.read_bytes()
+
+
 def test_a_journal_that_lies_or_is_damaged_is_not_believed(hub, client, catalogue, spark):
     hub.faults.bytes_per_s = 20 * MB
     for damage in (b"{", b'{"identity":"x"}'):

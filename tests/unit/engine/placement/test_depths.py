@@ -117,6 +117,9 @@ def test_points_close_to_each_other_give_the_level_and_not_the_slope():
     assert seconds_at(close, 256, forecast) == pytest.approx(2.0)
     at_the_end = seconds_at(close, 30_000, forecast)
     assert 1.0 * forecast(30_000) < at_the_end < 2.1 * forecast(30_000)
+    # Two points that agree on a multiple of the forecast move the whole curve by it.
+    alike = [SpeedPoint(depth, 1.5 * forecast(depth), forecast(depth)) for depth in (32, 256)]
+    assert seconds_at(alike, 30_000, forecast) == pytest.approx(1.5 * forecast(30_000))
     # A third point at another depth determines the slope, whatever the two close ones suggest.
     far = (*close, SpeedPoint(10_000, 3.0, forecast(10_000)))
     assert seconds_at(far, 30_000, forecast) == pytest.approx(3.0 + (3.0 - 2.0) / 0.9744 * 2, rel=1e-3)
