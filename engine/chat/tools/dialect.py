@@ -142,8 +142,11 @@ class Dialect(msgspec.Struct, frozen=True):
         """Whether the head of a response ends in visible text, as when that text is continued."""
         if not self.content_opening or self.reasons_in(prefill):
             return False
-        _, opening, prefix = prefill.rpartition(self.content_opening)
-        return bool(opening) and (self.reasoning is None or self.reasoning.start not in prefix)
+        if self.reasoning is not None:
+            _, start, thought = prefill.rpartition(self.reasoning.start)
+            if start and self.reasoning.end not in thought:
+                return False
+        return self.content_opening in prefill
 
 
 # Search for markers in text that is still growing.
