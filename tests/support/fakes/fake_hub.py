@@ -55,7 +55,7 @@ class Faults:
     retry_after: str = "0"
     server_error: int = 0  # number of 503 responses
     ignore_ranges: bool = False
-    whole_from: int | None = None  # ranges that start at this byte or later are ignored
+    whole_below: int = 0  # ranges that start before this byte are ignored
     storage_down: bool = False
 
 
@@ -296,8 +296,7 @@ class _StorageHandler(_Handler):
         data = file.data if file.lie is None else file.lie
         start, end, status = 0, len(data), 200
         match = _RANGE.fullmatch(self.headers.get("Range", ""))
-        limit = self.hub.faults.whole_from
-        if match and not self.hub.faults.ignore_ranges and (limit is None or int(match[1]) < limit):
+        if match and not self.hub.faults.ignore_ranges and int(match[1]) >= self.hub.faults.whole_below:
             start = int(match[1])
             end = min(int(match[2]) + 1, end) if match[2] else end
             status = 206
