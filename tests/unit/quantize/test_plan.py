@@ -300,6 +300,8 @@ def test_tensors_without_evidence_are_named(spark):
 def test_best_stock_heeds_size_and_imatrix(spark):
     plans = stock_plans(question(spark))
     assert best_stock(plans, 10, has_imatrix=True) is None
+    smallest = min(plans, key=lambda plan: plan.file_bytes)
+    assert best_stock(plans, smallest.file_bytes, has_imatrix=True) is not None
     chosen = best_stock(plans, 5_100_000, has_imatrix=False)
     assert chosen is not None
     assert not chosen.needs_imatrix

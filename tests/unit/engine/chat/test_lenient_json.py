@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.chat.tools.lenient_json import LenientJson, repair
+from engine.chat.tools.schema_types import typed
 from tests.support.examples import examples
 
 values = st.recursive(
@@ -79,3 +80,17 @@ def test_members_are_named():
         if member:
             members[member] = members.get(member, "") + text
     assert members == {"name": '"f"', "arguments": '{"x":[1]}'}
+
+
+@pytest.mark.parametrize(
+    ("text", "types", "value"),
+    [
+        ("3", {"number", "string"}, "3"),
+        ("true", {"number", "string"}, '"true"'),
+        ("2.0", {"integer", "string"}, "2"),
+        ("2.5", {"integer", "string"}, '"2.5"'),
+        ("03", {"integer", "string"}, '"03"'),
+    ],
+)
+def test_a_plain_parameter_gets_an_allowed_type_and_else_stays_text(text, types, value):
+    assert typed(text, frozenset(types)) == value
