@@ -143,8 +143,8 @@ class Dialect(msgspec.Struct, frozen=True):
         if not self.content_opening or self.reasons_in(prefill):
             return False
         if self.reasoning is not None:
-            _, start, thought = prefill.rpartition(self.reasoning.start)
-            if start and self.reasoning.end not in thought:
+            _, start, block = prefill.rpartition(self.reasoning.start)
+            if start and self.reasoning.end not in block:
                 return False
         return self.content_opening in prefill
 
