@@ -16,6 +16,7 @@ from engine.core.errors import InputFault
 from engine.library import errors
 from engine.library.hub import client as hub_client
 from engine.library.hub.client import HubClient
+from engine.library.hub.file_selection import files_of
 from engine.library.hub.plan import RemoteFile, about, plan_repository
 from engine.library.hub.repository import choices_of, first_paragraph, is_safe_name, projectors_of
 from engine.library.hub.types import RepoFile, Repository
@@ -93,6 +94,9 @@ def test_a_listing_has_sizes_hashes_and_choices(hub, client, spark):
     ]
     assert choices_of(found)[1].files[0].sha256 == hashlib.sha256(SPARK.read_bytes()).hexdigest()
     assert [f.name for f in projectors_of(found)] == ["mmproj-F16.gguf"]
+    full = choices_of(found)[1]
+    assert "mmproj-F16.gguf" in {f.name for f in files_of(found, full)}
+    assert "mmproj-F16.gguf" not in {f.name for f in files_of(found, full, vision=False)}
 
 
 @pytest.mark.parametrize(

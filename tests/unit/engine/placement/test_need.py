@@ -8,7 +8,15 @@ import msgspec
 import pytest
 
 from engine.placement.dry_run import DryRunFailed, dry_run
-from engine.placement.estimate import compute_prior, estimate, is_repacked, kv_layer_bytes, need_at, rescaled
+from engine.placement.estimate import (
+    compute_prior,
+    estimate,
+    exact_parts,
+    is_repacked,
+    kv_layer_bytes,
+    need_at,
+    rescaled,
+)
 from engine.placement.placer import read_shape
 from engine.placement.shape import shape_of
 from engine.runner.engine_args import EngineArgs
@@ -68,6 +76,8 @@ def test_recurrent_state_does_not_grow_with_the_context(files):
     state = 4 * (3 * 1024 + 16 * 1024) * 6 * 4  # float32, layers, sequences
     assert short.part_bytes("recurrent") == long.part_bytes("recurrent") == state
     assert short.part_bytes("kv") == 0
+    # The context for deterministic requests has one sequence.
+    assert exact_parts(shape, settings(files["mamba"]))["kv"] == state // 4
 
 
 def test_hybrids_mix_both(files):
