@@ -4,10 +4,11 @@
         [--points 0 8192] [--threads 2] [--record]
 
 Files with random weights are written for the shapes. The cache is filled with copies of one piece of text, since
-its content does not change the speed. At each depth, a piece is read and a few tokens are written, five times; what
-they added is removed. The program's own rule forecasts all depths from the two points. Seconds are elapsed ones,
-so the machine must be quiet; with one thread they are those of the CPU, and other programs cost little. A goal is
-met where the error is at most 5 % or the spread of the five runs, whichever is larger.
+its content does not change the speed. At each depth, a piece is read and a few tokens are written; what they added
+is removed. All depths are measured in turn, five times. The program's own rule forecasts all depths from the two
+points. Seconds are elapsed ones, so the machine must be quiet; with one thread they are those of the CPU, and other
+programs cost little. A goal is met where the error is at most 5 % or the spread of the five runs, whichever is
+larger.
 """
 
 import argparse
@@ -78,19 +79,24 @@ class Filler:
 
 
 def measured(loaded: LoadedModel, depths: list[int]) -> dict[int, dict[str, list[float]]]:
-    """Seconds per token read and written at each depth, five times."""
-    found: dict[int, dict[str, list[float]]] = {}
-    filler = Filler(loaded)
+    """Seconds per token read and written at each depth, five times: five passes over all depths.
+
+    If the computer slows down for some seconds, one run of each depth is slower, and the spread shows it.
+    """
+    found: dict[int, dict[str, list[float]]] = {depth: {"read": [], "written": []} for depth in depths}
     timed(loaded, 0, [BLOCK])
-    loaded.api.llama_memory_seq_rm(loaded.memory, 0, -1, -1)
-    for depth in depths:
-        filler.fill(depth)
-        rows = found[depth] = {"read": [], "written": []}
-        for _ in range(RUNS):
+    for run in range(RUNS):
+        loaded.api.llama_memory_clear(loaded.memory, True)
+        filler = Filler(loaded)
+        for depth in depths:
+            filler.fill(depth)
             for name, lengths in (("read", [BLOCK]), ("written", [1] * WRITTEN)):
-                rows[name].append(timed(loaded, depth, lengths) / sum(lengths))
+                found[depth][name].append(timed(loaded, depth, lengths) / sum(lengths))
                 loaded.api.llama_memory_seq_rm(loaded.memory, 0, depth, -1)
-        print(depth, {name: round(1000 * statistics.median(s), 2) for name, s in rows.items()}, "ms", flush=True)
+        newest = {
+            depth: {name: round(1000 * rows[-1], 2) for name, rows in found[depth].items()} for depth in depths
+        }
+        print(f"pass {run + 1} of {RUNS}, ms: {newest}", flush=True)
     return found
 
 
