@@ -203,7 +203,7 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
 def benchmarks_page() -> str:
     """docs/benchmarks.md: the newest figure of each measurement, from tests/bench/results."""
     sys.path.insert(0, str(ROOT))
-    from tests.bench.recording import newest
+    from tests.bench.recording import FOLDER, newest
 
     lines = [
         "# Benchmarks",
@@ -226,6 +226,7 @@ def benchmarks_page() -> str:
             lines += [*_table_of_figures(names, of_kind), ""]
             machines = dict.fromkeys(line["machine"] for line in of_kind)
             lines += [f"Machine: {'; '.join(machines)}. Script: `{command}`.", ""]
+    lines.append("#" + (FOLDER / "six_models.md").read_text("utf-8"))
     return "\n".join(lines).rstrip() + "\n"
 
 

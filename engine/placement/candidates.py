@@ -28,9 +28,10 @@ from engine.placement.cpu_choices import (
 )
 from engine.placement.estimate import gpu_layer_start, kv_layer_bytes, layer_bytes, layer_counts, need_on, overdraft
 from engine.placement.history import AttentionSpeed, PlacementHistory, attention_key
+from engine.placement.measurements import Speed
 from engine.placement.results import machine_key
 from engine.placement.shape import ModelShape
-from engine.placement.speed import BACKENDS, HOST_UBATCH, Forecast, Speed, expected
+from engine.placement.speed import BACKENDS, HOST_UBATCH, Forecast, expected
 from engine.placement.types import (
     DryRun,
     MemoryEstimate,

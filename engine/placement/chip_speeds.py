@@ -7,6 +7,7 @@ those of GPUs and reports their error for a chip they were not fitted to.
 
 import hashlib
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -209,6 +210,19 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.attention_gflops or ATTENTION_SHARE * self.gflops
 
 
+class SharedSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Total tokens/s of several answers generated together, relative to one alone, by their number.
+
+    `family`: of GPUs, or `any` for all that are in no other row; `experts`: of mixtures.
+    """
+
+    family: Text
+    backend: Text
+    experts: bool
+    gains: Annotated[tuple[tuple[int, Positive], ...], msgspec.Meta(min_length=2)]
+    sources: Sources
+
+
 class FittedSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rates from published runs of one chip at several depths, used instead of the family's rule."""
 
@@ -226,6 +240,7 @@ class ChipSpeeds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     gpus: tuple[GpuSpeed, ...]
     fitted: tuple[FittedSpeed, ...]
     mixtures: tuple[MixtureSpeed, ...]
+    shared: tuple[SharedSpeed, ...]
     types: tuple[TypeSpeed, ...]
     cpu: CpuSpeed
     unknown: tuple[UnknownSpeed, ...]
@@ -343,6 +358,29 @@ def mixture_speed(device: Device, backend: str) -> MixtureSpeed:
     """Cost of mixtures on a GPU through a backend."""
     rows = (row for row in chip_speeds().mixtures if _is_for(row, device, backend))
     return next(rows)  # the last row matches every device
+
+
+def shared_gain(device: Device, backend: str, answers: float, *, experts: bool) -> float:
+    """Total tokens/s of that many answers at once, relative to one alone.
+
+    A backend without a row has the gain of another one on the same chip, so that it neither wins nor loses by it.
+    """
+    chip = gpu(device.chip)
+    family = chip.family if chip is not None else ""
+    rows = [row for row in chip_speeds().shared if row.experts == experts]
+    own = [row for row in rows if row.family == family]
+    row = next((row for row in own if row.backend == backend), own[0] if own else None)
+    return gain_at((row or next(row for row in rows if row.family == "any")).gains, answers)
+
+
+def gain_at(gains: Sequence[tuple[int, float]], answers: float) -> float:
+    """The gain between the nearest numbers of answers that are known; beyond the last one it stays."""
+    least, gain = 1, 1.0
+    for count, more in gains:
+        if answers <= count:
+            return gain + (more - gain) * max(0.0, answers - least) / max(1, count - least)
+        least, gain = count, more
+    return gain
 
 
 def type_speed(backend: str, type_name: str) -> float:

@@ -27,12 +27,16 @@ BEHIND = {"sycl": "vulkan"}
 
 
 class RankedCandidates(msgspec.Struct, frozen=True):
-    """All candidates, the chosen one, whether the user pinned it, and the decision on an NPU."""
+    """All candidates, the chosen one, whether the user pinned it, and the decision on an NPU.
+
+    `alone`: the one that would be chosen if no two requests ran at once.
+    """
 
     candidates: tuple[Candidate, ...]
     chosen: Candidate
     pinned: bool
     verdict: NpuDecision | None = None
+    alone: Candidate | None = None
 
 
 def choose_candidate(query: PlacementQuery, dry_run: DryRunner) -> RankedCandidates:
@@ -45,12 +49,13 @@ def choose_candidate(query: PlacementQuery, dry_run: DryRunner) -> RankedCandida
     intel = through_openvino(query)
     pinned = [c for c in (*candidates, *intel) if _is_pinned(c, query.overrides.device)]
     pinned = [c for c in pinned if c.fault is None] or pinned
-    usual = _best(pinned or [c for c in candidates if c.fault is None], candidates[0])
+    usable = pinned or [c for c in candidates if c.fault is None]
+    usual, alone = _best(usable, candidates[0]), _best(usable, candidates[0], alone=True)
     npu = next((c for c in intel if c.device.kind == "npu" and c.fits), None)
     why = _npu_reason(query)
     verdict = _judged(npu, usual, why, query) if npu is not None and why is not None else None
     chosen = npu if npu is not None and verdict is not None and verdict.take else usual
-    return RankedCandidates((*candidates, *intel), chosen, bool(pinned), verdict)
+    return RankedCandidates((*candidates, *intel), chosen, bool(pinned), verdict, alone)
 
 
 def placement_of(query: PlacementQuery, ranked: RankedCandidates, context: ContextChoice | None) -> Placement:
@@ -69,7 +74,7 @@ def placement_of(query: PlacementQuery, ranked: RankedCandidates, context: Conte
         reasons = (refused or because("pin_not_usable", device=overrides.device), *reasons)
     if chosen.fault is not None:
         reasons = (*reasons, fault_reason("fault_pinned", chosen.fault, backend=chosen.backend))
-    reasons = (*reasons, *_not_used(ranked))
+    reasons = (*reasons, *_for_several(ranked), *_not_used(ranked))
     fitting = [c for c in ranked.candidates if c.fits]
     others = tuple(
         _alternative(c, chosen, overrides, ranked.verdict, _set_aside(c, fitting))
@@ -135,16 +140,42 @@ def _is_pinned(candidate: Candidate, pin: str | None) -> bool:
     return pin.lower() in names
 
 
-def _best(candidates: list[Candidate], cpu: Candidate) -> Candidate:
-    """The fitting candidate with the shortest usual turn. Several GPUs are used only if one is not enough."""
+def _best(candidates: list[Candidate], cpu: Candidate, *, alone: bool = False) -> Candidate:
+    """The fitting candidate with the shortest usual turn. Several GPUs are used only if one is not enough.
+
+    `alone`: as if no two requests ran at once.
+    """
+
+    def turn_s(candidate: Candidate) -> float:
+        return candidate.speed.alone_s if alone else candidate.speed.turn_s
+
     fitting = [c for c in candidates if c.fits] or candidates
     worthy = [c for c in fitting if _set_aside(c, fitting) is None] or fitting
-    best = min(worthy, key=lambda c: (c.speed.turn_s, len(c.others), list(BACKENDS).index(c.backend)))
+    best = min(worthy, key=lambda c: (turn_s(c), len(c.others), list(BACKENDS).index(c.backend)))
     small = best.device.kind == "igpu" and not best.speed.measured
     gain = WORTHWHILE_INTEGRATED_GAIN if small else WORTHWHILE_GAIN
-    if best.device.kind != "cpu" and cpu in fitting and best.speed.turn_s * gain > cpu.speed.turn_s:
+    if best.device.kind != "cpu" and cpu in fitting and turn_s(best) * gain > turn_s(cpu):
         return cpu
     return best
+
+
+def _for_several(ranked: RankedCandidates) -> tuple[Reason, ...]:
+    """Why requests that run at once are faster here, if one alone would be faster elsewhere."""
+    chosen, other = ranked.chosen, ranked.alone
+    if other is None or other is chosen or chosen.backend == BACKEND:
+        return ()
+    speed, alone = chosen.speed, other.speed
+    reason = because(
+        "faster_together",
+        answers=speed.answers,
+        backend=chosen.backend,
+        total_tok_s=speed.total_tok_s,
+        prefill_tok_s=speed.prefill_tok_s,
+        other=other.backend,
+        other_tok_s=alone.total_tok_s,
+        other_prefill_tok_s=alone.prefill_tok_s,
+    )
+    return (reason,)
 
 
 def _not_used(ranked: RankedCandidates) -> tuple[Reason, ...]:
@@ -280,6 +311,13 @@ def _alternative(
         reason = because("pinned_elsewhere")
     elif aside is not None:
         reason = aside
+    elif speed.answers > 1 and speed.alone_s < chosen.speed.alone_s:
+        reason = because(
+            "slower_together",
+            answers=speed.answers,
+            total_tok_s=speed.total_tok_s,
+            prefill_tok_s=speed.prefill_tok_s,
+        )
     else:
         kind = "slower_here" if speed.measured else "slower"
         reason = because(kind, decode_tok_s=speed.decode_tok_s, prefill_tok_s=speed.prefill_tok_s)

@@ -17,7 +17,7 @@ from devices.types import Machine
 from engine.core.errors import BadModelFile, exhausted
 from engine.message_catalog.reasons import because
 from engine.placement import openvino
-from engine.placement.shape import BLOCK, ModelShape, model_shape
+from engine.placement.shape import BLOCK, Layer, ModelShape, model_shape
 from engine.placement.types import CPU, WORKERS, Basis, DryRun, MemoryEstimate, MemoryPart, PartName
 from engine.runner.engine_args import overrides
 from engine.runner.expert_tensors import stacks
@@ -84,12 +84,22 @@ def kv_layer_bytes(shape: ModelShape, settings: LoadSettings) -> tuple[int, ...]
     cells = padded(max(settings.kv_cells, settings.n_ctx))
     count = sequences(settings, keeps_state=shape.recurrent)
     window = padded(min(cells, shape.sliding_window * count + settings.n_ubatch))
+    if shape.compressed:
+        return tuple(count * _compressed_bytes(shape, layer, settings, cells) for layer in shape.layers)
     sizes = []
     for layer in shape.layers:
         size = window if layer.sliding and not settings.engine_args.swa_full else cells
-        keys = _row_bytes(layer.key_values, settings.type_k) + _row_bytes(layer.index_values, settings.type_k)
-        sizes.append(size * (keys + _row_bytes(layer.value_values, settings.type_v)))
+        keys = row_bytes(layer.key_values, settings.type_k) + row_bytes(layer.index_values, settings.type_k)
+        sizes.append(size * (keys + row_bytes(layer.value_values, settings.type_v)))
     return tuple(sizes)
+
+
+def _compressed_bytes(shape: ModelShape, layer: Layer, settings: LoadSettings, cells: int) -> int:
+    """Bytes of one sequence's cache in a layer with a window and compressed rows."""
+    window = padded(min(cells, shape.sliding_window + settings.n_ubatch))
+    rows = padded(-(-cells // layer.row_tokens)) if layer.row_tokens else 0
+    keys, index = (row_bytes(n, settings.type_k) for n in (layer.key_values, layer.index_values))
+    return window * keys + rows * (keys + index)
 
 
 def touched_bytes(shape: ModelShape, settings: LoadSettings) -> int:
@@ -102,7 +112,8 @@ def touched_bytes(shape: ModelShape, settings: LoadSettings) -> int:
     return min(table.nbytes, max(settings.kv_cells, settings.n_ctx) * rows * pages * PAGE_BYTES)
 
 
-def _row_bytes(values: int, kv_type: str) -> int:
+def row_bytes(values: int, kv_type: str) -> int:
+    """Bytes of that many values of one cached token."""
     block, width = BLOCK_SIZES[GgmlType(KV_TYPES[kv_type])]
     return -(-values // block) * width
 

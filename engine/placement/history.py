@@ -63,11 +63,15 @@ class SpeedPoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MeasuredSpeed(msgspec.Struct, frozen=True):
-    """Times of one place for a family of models, shallowest point first. `at`: when, in seconds since 1970."""
+    """Times of one place for a family of models, shallowest point first. `at`: when, in seconds since 1970.
+
+    `together`: total tokens/s of several answers at once, relative to one alone, by their number.
+    """
 
     prompt: tuple[SpeedPoint, ...]
     decode: tuple[SpeedPoint, ...]
     at: float = 0.0
+    together: tuple[tuple[int, Annotated[float, msgspec.Meta(gt=0)]], ...] = ()
 
 
 def seconds_at(points: Sequence[SpeedPoint], depth: float, forecast: Callable[[float], float]) -> float:

@@ -1,6 +1,6 @@
 """Records of benchmarks and of searches for the fastest settings."""
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -79,6 +79,44 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def decode_tok_s(self) -> float:
         """Decode tokens/s after the shortest prompt."""
         return min(self.points, key=lambda p: p.length).decode_tok_s.median
+
+
+# The turn that placements are compared by: a message with some context, and a response of a few paragraphs.
+TURN_PROMPT: Final = 1000
+TURN_ANSWER: Final = 250
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """Expected prefill and decode speed in tokens/s; `measured`: based on measurements on this machine.
+
+    `answers` usually run at once; together they get `gain` times the tokens/s of one alone.
+    """
+
+    prefill_tok_s: float
+    decode_tok_s: float
+    measured: bool
+    answers: float = 1.0
+    gain: float = 1.0
+
+    @property
+    def total_tok_s(self) -> float:
+        """Tokens/s of all answers that usually run at once."""
+        return self.decode_tok_s * self.gain
+
+    @property
+    def turn_s(self) -> float:
+        """Seconds that the place spends on a usual turn, of which as many as usual run at once."""
+        return self._turn_s(self.total_tok_s)
+
+    @property
+    def alone_s(self) -> float:
+        """Seconds of a usual turn while nothing else runs."""
+        return self._turn_s(self.decode_tok_s)
+
+    def _turn_s(self, decode_tok_s: float) -> float:
+        if self.prefill_tok_s <= 0 or decode_tok_s <= 0:
+            return float("inf")
+        return TURN_PROMPT / self.prefill_tok_s + TURN_ANSWER / decode_tok_s
 
 
 class PlaceSpeed(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,6 +35,11 @@ LAZY_BYTES: Final = 1 << 30
 TABLE: Final = "per_layer_token_embd.weight"
 # Architectures whose full-attention layers also cache one key of an index. Source: llama-memory-hybrid-idx.cpp.
 INDEXED_ARCHITECTURES: Final = frozenset({"qwen4exp"})
+# Architectures whose layers cache a window and, for each few tokens, one row of the rest, for every sequence apart.
+# Source: llama-kv-cache-dsv4.cpp.
+COMPRESSED_ARCHITECTURES: Final = frozenset({"deepseek4"})
+# Tokens per compressed row for which a layer has an index; its compressor sees two such groups at once.
+INDEXED_RATIO: Final = 4
 # Architectures whose own MTP heads llama.cpp runs, each tried here: GLM 4.5, GLM 4.7 Flash, DeepSeek V3, Qwen 3.5.
 MTP_ARCHITECTURES: Final = frozenset({"glm4moe", "deepseek2", "qwen35", "qwen35moe"})
 # Architectures whose recurrent states llama.cpp can roll back (llm_arch_supports_rs_rollback), each tried here.
@@ -45,12 +50,14 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     """One block: values added to K and to V per token, and bytes of state per sequence.
 
     `index_values` are those of the index that chooses which tokens attention reads: at most `most_read` (0: all).
+    `row_tokens`: a compressed layer caches one row for this many tokens beyond its window (0: none).
     """
 
     key_values: int = 0
     value_values: int = 0
     index_values: int = 0
     most_read: int = 0
+    row_tokens: int = 0
     sliding: bool = False
     state_bytes: int = 0
 
@@ -84,6 +91,17 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         if self.architecture not in LAZY_ARCHITECTURES:
             return None
         return next((t for t in self.tensors if t.name == TABLE and t.nbytes >= LAZY_BYTES), None)
+
+    @property
+    def compressed(self) -> bool:
+        """Whether each sequence has a cache of its own, most of it compressed."""
+        return self.architecture in COMPRESSED_ARCHITECTURES
+
+    def rows_attended(self, layer: Layer, depth: float) -> float:
+        """Cached rows that the layer's attention computes with for a token after `depth` others."""
+        near = min(depth, self.sliding_window) if layer.sliding and self.sliding_window else depth
+        most = layer.most_read or depth
+        return near + min(depth / layer.row_tokens, most) if layer.row_tokens else min(near, most)
 
     @property
     def rolls_back(self) -> bool:
@@ -163,6 +181,8 @@ def _per_layer(head: GgufFile, key: str, layer: int) -> int | None:
 
 
 def _layer(head: GgufFile, index: int, tensors: list[TensorInfo], window: int, total: int) -> Layer:
+    if head.architecture in COMPRESSED_ARCHITECTURES:
+        return _compressed_layer(head, index)
     names = [t.name.partition(".")[2].partition(".")[2] for t in tensors]
     recurrent = any(name.startswith(RECURRENT) for name in names)
     cached = any(name.startswith(CACHED) for name in names) or (not names and not recurrent)
@@ -176,6 +196,25 @@ def _layer(head: GgufFile, index: int, tensors: list[TensorInfo], window: int, t
         most_read=(head.arch_int("attention.indexer.top_k") or 0) if indexed else 0,
         sliding=sliding,
         state_bytes=_state_bytes(head) if recurrent else 0,
+    )
+
+
+def _compressed_layer(head: GgufFile, index: int) -> Layer:
+    """A layer whose K is also its V. The states of its compressors are rows of 32 bits with their scores."""
+    keys, tokens = (
+        head.arch_int("attention.key_length") or 0,
+        _per_layer(head, "attention.compress_ratios", index) or 0,
+    )
+    indexed = tokens == INDEXED_RATIO
+    index_values = (head.arch_int("attention.indexer.key_length") or 0) if indexed else 0
+    rows = 2 * tokens * 2 * (keys + index_values) if indexed else tokens * keys
+    return Layer(
+        key_values=keys,
+        index_values=index_values,
+        most_read=(head.arch_int("attention.indexer.top_k") or 0) if indexed else 0,
+        row_tokens=tokens,
+        sliding=True,
+        state_bytes=4 * 2 * rows,
     )
 
 

@@ -16,17 +16,20 @@ from engine.placement.chip_speeds import (
     Mixture,
     Rates,
     chip_speeds,
+    gain_at,
     link_gbs,
     mixture_speed,
     openvino_rates,
     rates,
     rule_version,
+    shared_gain,
     type_speed,
     unpack_ns,
 )
-from engine.placement.estimate import gpu_layer_start, kv_layer_bytes, on_gpu, padded
+from engine.placement.cpu_choices import ENOUGH_TOKENS
+from engine.placement.estimate import CELL_PADDING, gpu_layer_start, kv_layer_bytes, on_gpu, padded, row_bytes
 from engine.placement.history import MeasuredSpeed, ModelUsage, PlacementHistory, SpeedPoint, seconds_at
-from engine.placement.measurements import SpeedAtLength, SpeedCurve
+from engine.placement.measurements import TURN_PROMPT, Speed, SpeedAtLength, SpeedCurve
 from engine.placement.results import build, digest
 from engine.placement.shape import BLOCK, ModelShape
 from engine.runner.protocol import LoadSettings
@@ -71,9 +74,6 @@ def effective_gbs(device: Device, backend: str) -> float:
     return rates(device, backend).gbs
 
 
-# The turn that placements are compared by: a message with some context, and a response of a few paragraphs.
-TURN_PROMPT: Final = 1000
-TURN_ANSWER: Final = 250
 # Tokens before each generated one if a model's use is not known yet.
 USUAL_DEPTH: Final = 1024
 # Points of a curve over prompt lengths, and the shortest prompt of one.
@@ -108,21 +108,6 @@ WIDE: Final = frozenset({GgmlType.BF16, GgmlType.F16})
 SLOW_IN_PROMPTS: Final = GgmlType.BF16
 
 
-class Speed(msgspec.Struct, frozen=True):
-    """Expected prefill and decode speed in tokens/s; `measured`: based on measurements on this machine."""
-
-    prefill_tok_s: float
-    decode_tok_s: float
-    measured: bool
-
-    @property
-    def turn_s(self) -> float:
-        """Seconds of a usual turn."""
-        if self.prefill_tok_s <= 0 or self.decode_tok_s <= 0:
-            return float("inf")
-        return TURN_PROMPT / self.prefill_tok_s + TURN_ANSWER / self.decode_tok_s
-
-
 def expert_frac(shape: ModelShape) -> float:
     """Share of its experts that one token uses; 1 without experts."""
     return min(1.0, shape.experts_used / shape.experts) if shape.experts and shape.experts_used else 1.0
@@ -130,7 +115,8 @@ def expert_frac(shape: ModelShape) -> float:
 
 def is_looked_up(name: str, shape: ModelShape) -> bool:
     """Whether a token reads one row of this table instead of multiplying with all of it."""
-    return name.startswith("per_layer_token_embd") or (name.startswith("token_embd") and not shape.tied)
+    tables = ("per_layer_token_embd", "token_embd") if not shape.tied else "per_layer_token_embd"
+    return name.startswith(tables) or ".ffn_gate_tid2eid." in name
 
 
 def is_head(name: str, shape: ModelShape) -> bool:
@@ -158,6 +144,12 @@ def weights_read(shape: ModelShape) -> int:
 def cache_read(shape: ModelShape, settings: LoadSettings, depth: float) -> float:
     """Bytes of cache that a token after `depth` others reads. A sliding layer reads at most its window."""
     cells = padded(max(settings.kv_cells, settings.n_ctx))
+    if shape.compressed:
+        values = 0.0
+        for layer in shape.layers:
+            values += shape.rows_attended(layer, depth) * layer.key_values
+            values += depth / max(1, layer.row_tokens) * layer.index_values
+        return values * row_bytes(CELL_PADDING, settings.type_k) / CELL_PADDING
     read = 0.0
     for layer, size in zip(shape.layers, kv_layer_bytes(shape, settings), strict=True):
         rows = min(depth, shape.sliding_window) if layer.sliding and shape.sliding_window else depth
@@ -267,17 +259,23 @@ class Forecast(msgspec.Struct, frozen=True):
                 seconds += (1 - share_near) * _prompt_s(shape, settings, self.cpu, "cpu", here, depth)
         return seconds
 
-    def measured_at(self, lengths: Sequence[tuple[int, float, float]], answer: int, now: float) -> MeasuredSpeed:
+    def measured_at(
+        self,
+        lengths: Sequence[tuple[int, float, float]],
+        answer: int,
+        now: float,
+        together: Sequence[tuple[int, float]] = (),
+    ) -> MeasuredSpeed:
         """The record of measurements: (prompt tokens, tokens/s of the prompt, of `answer` tokens after it).
 
-        A prompt token takes as long as one in the prompt's middle.
+        A prompt token takes as long as one in the prompt's middle. `together`: gains of several answers at once.
         """
         prompt, decode = [], []
         for length, prefill_tok_s, decode_tok_s in sorted(lengths):
             read, written = length / 2, length + answer / 2
             prompt.append(SpeedPoint(read, 1 / prefill_tok_s, self.prompt_s(read)))
             decode.append(SpeedPoint(written, 1 / decode_tok_s, self.decode_s(written)))
-        return MeasuredSpeed(tuple(prompt), tuple(decode), now)
+        return MeasuredSpeed(tuple(prompt), tuple(decode), now, tuple(together))
 
     @property
     def key(self) -> str:
@@ -305,8 +303,35 @@ def expected(rule: Forecast, memory: PlacementHistory, owner: str) -> Speed:
     On a CPU, whose speed varies most with its memory and its neighbours, the rule is corrected by the times of
     other models' answers.
     """
-    depth = expected_depth(rule.settings, memory.use(owner))
-    return _expected_at(rule, memory, owner, max(depth - TURN_PROMPT / 2, TURN_PROMPT / 2), depth)
+    use = memory.use(owner)
+    depth = expected_depth(rule.settings, use)
+    speed = _expected_at(rule, memory, owner, max(depth - TURN_PROMPT / 2, TURN_PROMPT / 2), depth)
+    answers = answers_at_once(rule.settings, use)
+    return msgspec.structs.replace(speed, answers=answers, gain=_gain(rule, memory, answers))
+
+
+def answers_at_once(settings: LoadSettings, use: ModelUsage | None) -> float:
+    """How many of this model's answers run at once on average, as its use shows; further ones wait."""
+    if use is None or use.tokens < ENOUGH_TOKENS:
+        return 1.0
+    return max(1.0, min(use.at_once, settings.n_parallel))
+
+
+def _gain(rule: Forecast, memory: PlacementHistory, answers: float) -> float:
+    """Total tokens/s of that many answers, relative to one alone: as measured here, or as published.
+
+    The device that gains least decides, because all of them compute each token.
+    """
+    if answers <= 1:
+        return 1.0
+    measured = memory.measured_speed(rule.key) if memory.knows_speeds else None
+    if measured is not None and measured.together:
+        return gain_at(measured.together, answers)
+    places = [(device, backend) for device, backend, _ in rule.devices]
+    if rule.near < rule.whole and rule.cpu is not None:
+        places.append((rule.cpu, "cpu"))
+    experts = bool(rule.shape.experts)
+    return min(shared_gain(device, backend, answers, experts=experts) for device, backend in places)
 
 
 def _expected_at(rule: Forecast, memory: PlacementHistory, owner: str, prompt_depth: float, depth: float) -> Speed:
@@ -461,11 +486,7 @@ def _slow_products_s(shape: ModelShape, settings: LoadSettings, device: Device, 
 
 def attention_gmac(shape: ModelShape, depth: float) -> float:
     """Billions of multiply-adds of attention for one token after `depth` others."""
-    rows = 0.0
-    for layer in shape.layers:
-        if layer.key_values:
-            own = min(depth, shape.sliding_window) if layer.sliding and shape.sliding_window else depth
-            rows += min(own, layer.most_read) if layer.most_read else own
+    rows = sum(shape.rows_attended(layer, depth) for layer in shape.layers if layer.key_values)
     return 2 * (shape.attention or shape.embedding) * rows / 1e9
 
 

@@ -11,7 +11,16 @@ import json
 from pathlib import Path
 
 FACTS = Path(__file__).resolve().parents[1] / "data" / "shapes" / "published.json"
-BITS = {"Q4_K": 4.5, "Q5_0": 5.5, "Q6_K": 6.5625, "Q8_0": 8.5, "MXFP4": 4.25, "IQ4_NL": 4.5, "F32": 32}
+BITS = {
+    "Q4_K": 4.5,
+    "Q5_0": 5.5,
+    "Q6_K": 6.5625,
+    "Q8_0": 8.5,
+    "MXFP4": 4.25,
+    "IQ4_NL": 4.5,
+    "IQ2_XXS": 2.0625,
+    "F32": 32,
+}
 PAGE = 4096
 UBATCH = 512
 
@@ -56,8 +65,32 @@ def mixers(fact: dict) -> float:
     return matrix(fact, wide, rank) + matrix(fact, rank, wide)
 
 
+def compressors(fact: dict, width: int, tokens: int) -> float:
+    """Bytes of the two products that make one row of some tokens, and of the places in it."""
+    wide = 2 * width if tokens == 4 else width
+    return 2 * matrix(fact, fact["hidden"], wide) + size(tokens, wide, "F32")
+
+
+def compressed(fact: dict) -> float:
+    """Bytes of low-rank attention with compressed rows, an index and hyper-connections, of all layers."""
+    hidden, head, rank = fact["hidden"], fact["head"], fact["query_rank"]
+    queries, out, count = fact["heads"] * head, fact["output_groups"] * fact["output_rank"], fact["connections"]
+    each = matrix(fact, hidden, rank + head) + matrix(fact, rank, queries)
+    each += matrix(fact, queries // fact["output_groups"], out) + matrix(fact, out, hidden)
+    each += 2 * size((2 + count) * count, count * hidden, "F32")
+    found = fact["layers"] * each + size(count, count * hidden, "F32")
+    for tokens in filter(None, fact["compress"]):
+        found += compressors(fact, head, tokens)
+        if tokens == 4:
+            found += matrix(fact, hidden, fact["index_heads"]) + compressors(fact, fact["index_head"], tokens)
+            found += matrix(fact, rank, fact["index_heads"] * fact["index_head"])
+    return found
+
+
 def attentions(fact: dict) -> float:
     """Bytes of the attention, or its linear kind, of all layers."""
+    if "compress" in fact:
+        return compressed(fact)
     layers, group, hidden = fact["layers"], fact.get("full_every", 1), fact["hidden"]
     if "linear_head" in fact:
         full, others = counts(fact)
@@ -119,6 +152,13 @@ def weights(fact: dict) -> tuple[float, float, float, float]:
 
 def cache(fact: dict, context: int, sequences: int) -> float:
     """Bytes of an F16 cache of this length, shared by that many sequences, each with its window."""
+    if "compress" in fact:
+        near = 256 * -(-min(context, fact["window"] + UBATCH) // 256)
+        values = fact["layers"] * near * fact["head"]
+        for tokens in filter(None, fact["compress"]):
+            rows = 256 * -(-context // tokens // 256)
+            values += rows * (fact["head"] + (fact["index_head"] if tokens == 4 else 0))
+        return 2 * values * sequences
     windows = min(context, fact.get("window", 0) * sequences + UBATCH)
     windows = -(-windows // 256) * 256
     total, group = 0.0, fact.get("full_every", 1)

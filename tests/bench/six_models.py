@@ -19,12 +19,10 @@ from engine.placement.candidates import forecast_for
 from engine.placement.shape import ModelShape
 from engine.placement.speed import RARE_ERROR, USUAL_ERROR
 from engine.placement.types import PlacementLimits
-from quantize.ggml_types import GgmlType as Type
 from tests.bench.default_context import K, placed_on
 from tests.bench.recording import FOLDER
 from tests.support.machines.opened_machines import opened
 from tests.support.models import published_headers
-from tests.support.models.published_shapes import published
 
 MACHINE, WHOLE = "sh-framework-desktop-linux", 128
 SIZES = (32, 64, 96, 128)
@@ -41,18 +39,13 @@ REPORTED = {
 
 
 def shapes() -> dict[str, ModelShape]:
-    """The six models. The low-rank attention of DeepSeek-V4 is plain attention of as many weights here: assumed."""
+    """The six models."""
     with tempfile.TemporaryDirectory() as folder:
-        found = {
+        return {
             name: published_headers.shape(Path(folder) / f"{number}.gguf", name)
             for number, name in enumerate(published_headers.FACTS)
             if name != "Gemma 3n E4B"
         }
-    two_bits = {"attention": Type.Q8_0, "other": Type.IQ2_XXS, "head": Type.Q8_0, "experts": 256, "used": 6}
-    found["DeepSeek-V4-Flash"] = published(
-        "deepseek4", 43, 4096, 12_544, 512, 64, 2048, 129_280, context=1 << 20, **two_bits
-    )
-    return found
 
 
 def scaled(machine: Machine, gigabytes: int) -> Machine:
@@ -108,9 +101,6 @@ def main() -> None:
         f"Half of the forecasts are off by less than {USUAL_ERROR:.0%}, one in ten by more than {RARE_ERROR:.0%}."
     )
     assumed = [f"{name}: {', '.join(f['assumed'])}" for name, f in published_headers.FACTS.items() if f["assumed"]]
-    assumed.append(
-        "DeepSeek-V4-Flash: experts of 2 bits, plain attention of as many weights, an uncompressed cache"
-    )
     lines += [
         "",
         f"Tokens per second. {errors}",

@@ -170,7 +170,9 @@ class BenchService:
         forecast = forecast_for(shape, settings, machine)
         if forecast is not None:
             rows = [(p.length, p.prefill_tok_s.median, p.decode_tok_s.median) for p in report.points]
-            measured = forecast.measured_at(rows, report.tokens, report.started_at)
+            one = report.decode_tok_s
+            gains = [(c.parallel, c.total_tok_s.median / one) for c in report.concurrency] if one > 0 else []
+            measured = forecast.measured_at(rows, report.tokens, report.started_at, sorted(gains))
             self._placer.history.record_measured(forecast.key, measured)
 
     def tune(self, options: TuneOptions, step: Step) -> list[TuneReport]:

@@ -28,7 +28,10 @@ from engine.runner.protocol import LoadSettings
 
 MIB = 1 << 20
 STAND_IN_S = 10.0
-CACHE = re.compile(r"(llama_kv_cache\w*|llama_memory_recurrent): size = +([0-9.]+) MiB")
+# The states of compressors have a line of their own. Source: llama-kv-cache-dsv4.cpp.
+CACHE = re.compile(
+    r"(llama_kv_cache\w*|llama_memory_recurrent|llama_dsv4_comp_state): (?:\w+ ratio = .*, )?size = +([0-9.]+) MiB"
+)
 # A worker's buffers have its address in brackets.
 BUFFER = re.compile(r"([A-Za-z0-9_]+)(?:\[[^\]]*\])? +(compute|output) buffer size = +([0-9.]+) MiB")
 
@@ -41,7 +44,7 @@ def sizes(log: str) -> dict[str, Any]:
     """
     result: dict[str, Any] = {"kv_bytes": 0, "recurrent_bytes": 0, "output_bytes": 0, "compute_bytes": {}}
     for kind, mib in CACHE.findall(log):
-        key = "recurrent_bytes" if "recurrent" in kind else "kv_bytes"
+        key = "kv_bytes" if "kv_cache" in kind else "recurrent_bytes"
         result[key] += round(float(mib) * MIB)
     for device, kind, mib in BUFFER.findall(log):
         if kind == "compute":

@@ -315,7 +315,7 @@ def write_architecture(path: Path, architecture: Architecture, seed: int = 0) ->
         writer.add_pooling_type(gguf.PoolingType.MEAN)
     rng = np.random.default_rng(seed)
     for name, dims in architecture.tensors():
-        writer.add_tensor(name, _values(rng, name, dims))
+        writer.add_tensor(name, values_of(rng, name, dims))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -344,7 +344,7 @@ def _add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_array(key, value)
 
 
-def _values(rng: np.random.Generator, name: str, dims: tuple[int, ...]) -> np.ndarray:
+def values_of(rng: np.random.Generator, name: str, dims: tuple[int, ...]) -> np.ndarray:
     """Norms near one, small biases, matrices that preserve a vector's length; `ssm_a` must be negative.
 
     Queries, keys and block outputs are larger, and embeddings smaller; otherwise the output repeats one token.

@@ -89,8 +89,8 @@ def write_mtp_model(path: Path, kind: Kind, arch: str = "glm4moe", seed: int = 3
     `newest`: the head passes on the target's hidden row, which encodes the newest token, so its drafts are wrong.
     `random`: a head with random weights.
     """
-    usual = architectures._values
-    with mock.patch.object(architectures, "_values", _values(usual, kind)):
+    usual = architectures.values_of
+    with mock.patch.object(architectures, "values_of", _values(usual, kind)):
         architectures.write_architecture(path, MTP_MODELS[arch], seed)
     return str(path)
 

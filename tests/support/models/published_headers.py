@@ -12,8 +12,9 @@ import numpy as np
 from engine.placement.shape import ModelShape, model_shape
 from quantize.files.gguf_file import ValueType
 from quantize.files.gguf_split import read_gguf_model
-from quantize.files.gguf_write import MetaValue, TensorSlot, array, file_bytes, header, scalar
+from quantize.files.gguf_write import GgufWriter, MetaValue, TensorSlot, array, file_bytes, header, scalar
 from quantize.ggml_types import GgmlType as Type
+from tests.support.models.architectures import values_of
 
 FACTS = json.loads((Path(__file__).resolve().parents[2] / "data/shapes/published.json").read_text(encoding="utf-8"))
 
@@ -32,6 +33,42 @@ def write(path: Path, name: str) -> Path:
     with path.open("xb") as file:
         file.write(head)
         file.truncate(file_bytes(len(head), made.slots))
+    return path
+
+
+# Dimensions for files with random weights that can be computed quickly; what is not named stays as published.
+_SMALL_DIMENSIONS = {
+    "hidden": 256, "heads": 4, "head": 64, "head_swa": 32, "ffn": 256, "expert_ffn": 64, "shared_ffn": 64,
+    "experts": 8, "used": 2, "vocabulary": 512, "window": 32, "context": 1024, "per_layer": 32, "laurel": 16,
+    "linear_keys": 2, "linear_values": 4, "linear_head": 32, "stream_rank": 32, "query_rank": 64, "output_rank": 64,
+    "output_groups": 2, "index_head": 64, "index_heads": 2, "index_top": 16, "table_rows": 160, "table_width": 16,
+    "hash_layers": 2,
+}  # fmt: skip
+# Layers of such a file: two groups of those with full attention and without.
+_SMALL_LAYERS = {"deepseek4": 6, "gemma4": 12, "gemma3n": 25, "gpt-oss": 4}
+
+
+def write_small(path: Path, name: str) -> Path:
+    """Write a small model of the same make, with random weights of 32 bits."""
+    fact = {key: _SMALL_DIMENSIONS.get(key, value) for key, value in FACTS[name].items()}
+    fact |= {"layers": _SMALL_LAYERS.get(fact["architecture"], 8), "kv_heads": min(2, fact["kv_heads"])}
+    if "shared_layers" in fact:
+        fact["shared_layers"] = fact["full_every"]
+    if "compress" in fact:
+        fact["compress"] = fact["compress"][: fact["layers"]]
+    slots = [
+        slot if slot.qtype is Type.I32 else TensorSlot(slot.name, slot.shape, Type.F32)
+        for slot in Tensors(fact).slots
+    ]
+    writer, rng = GgufWriter(path, metadata(fact), slots), np.random.default_rng(0)
+    for slot in slots:
+        dims = tuple(reversed(slot.shape))
+        is_index = slot.qtype is Type.I32
+        values = (
+            rng.integers(0, fact["experts"], dims, dtype=np.int32) if is_index else values_of(rng, slot.name, dims)
+        )
+        writer.write(slot.name, [values])
+    writer.close()
     return path
 
 
@@ -71,6 +108,7 @@ def metadata(fact: dict) -> dict[str, MetaValue]:
             "embedding_length_per_layer_input": fact["per_layer"],
         }  # fmt: skip
     if arch == "qwen4exp":
+        rows = fact["table_rows"] // 16
         keys |= {
             "hyper_connection.count": fact["streams"], "hyper_connection.low_rank": fact["stream_rank"],
             "attention.indexer.head_count": fact["index_heads"],
@@ -80,7 +118,18 @@ def metadata(fact: dict) -> dict[str, MetaValue]:
             "embedding_length_per_layer_input": fact["table_width"],
             "ple.layers": [1], "ple.ngram_size": 3, "ple.heads_per_ngram": 8, "ple.conv_kernel": 4,
             "ple.eos_token_id": 1, "ple.layer_multipliers": [3, 5, 7],
-            "ple.head_offsets": [20_000_000 * i for i in range(16)], "ple.head_vocab_sizes": [20_000_000] * 16,
+            "ple.head_offsets": [rows * i for i in range(16)], "ple.head_vocab_sizes": [rows] * 16,
+        }  # fmt: skip
+    if "compress" in fact:
+        keys |= {
+            "attention.q_lora_rank": fact["query_rank"], "attention.output_lora_rank": fact["output_rank"],
+            "attention.output_group_count": fact["output_groups"], "attention.compress_ratios": fact["compress"],
+            "attention.compress_rope_freq_base": 160000.0, "attention.indexer.head_count": fact["index_heads"],
+            "attention.indexer.key_length": fact["index_head"], "attention.indexer.top_k": fact["index_top"],
+            "hyper_connection.count": fact["connections"], "hyper_connection.sinkhorn_iterations": 20,
+            "hyper_connection.epsilon": 1e-6, "hash_layer_count": fact["hash_layers"], "expert_shared_count": 1,
+            "expert_weights_scale": 1.5, "expert_weights_norm": True, "expert_gating_func": 4,
+            "swiglu_clamp_exp": 10.0, "rope.dimension_count": fact["head"] // 8,
         }  # fmt: skip
     made = {f"{arch}.{key}": _value(key, value) for key, value in keys.items()}
     return {"general.architecture": scalar(arch), **_words(fact["vocabulary"]), **made}
@@ -149,6 +198,11 @@ class Tensors:
                 self._add(name, hidden, hidden, fact["altup"] - 1)
         if fact["architecture"] == "gemma4":
             self._norm("rope_freqs", fact["head"] // 2)
+        if "compress" in fact:
+            count = fact["connections"]
+            self._norm("output_hc_fn", count * hidden, count)
+            self._norm("output_hc_base", count)
+            self._norm("output_hc_scale", 1)
         if "streams" in fact:
             wide, rank = fact["streams"] * hidden, fact["stream_rank"]
             self._norm("output_hc_norm", hidden, fact["streams"])
@@ -163,7 +217,9 @@ class Tensors:
             self._norm("attn_norm", hidden)
             post = "linear_head" in fact or fact["architecture"] == "gpt-oss"
             self._norm("post_attention_norm" if post else "ffn_norm", hidden)
-        if "linear_head" in fact and not is_full:
+        if "compress" in fact:
+            self._compressed(layer)
+        elif "linear_head" in fact and not is_full:
             self._linear()
         else:
             self._attention(layer, fact["head"] if is_full else fact.get("head_swa", fact["head"]))
@@ -207,6 +263,41 @@ class Tensors:
             self._norm("indexer.q_norm", fact["index_head"])
             self._norm("indexer.k_norm", fact["index_head"])
 
+    def _compressed(self, layer: int) -> None:
+        fact, hidden, head = self._fact, self._fact["hidden"], self._fact["head"]
+        queries, rank, groups = fact["heads"] * head, fact["query_rank"], fact["output_groups"]
+        self._add("attn_q_a", hidden, rank)
+        self._norm("attn_q_a_norm", rank)
+        self._add("attn_q_b", rank, queries)
+        self._add("attn_kv", hidden, head)
+        self._norm("attn_kv_a_norm", head)
+        self._norm("attn_sinks", fact["heads"])
+        self._add("attn_output_a", queries // groups, groups * fact["output_rank"])
+        self._add("attn_output_b", groups * fact["output_rank"], hidden)
+        count = fact["connections"]
+        for module in ("attn", "ffn"):
+            self._norm(f"hc_{module}_fn", count * hidden, (2 + count) * count)
+            self._norm(f"hc_{module}_base", (2 + count) * count)
+            self._norm(f"hc_{module}_scale", 3)
+        tokens = fact["compress"][layer]
+        if tokens:
+            self._compressor("attn_compressor", head, tokens)
+        if tokens == 4:
+            self._add("indexer.proj", hidden, fact["index_heads"])
+            self._add("indexer.attn_q_b", rank, fact["index_heads"] * fact["index_head"])
+            self._compressor("indexer_compressor", fact["index_head"], tokens)
+        if layer < fact["hash_layers"]:
+            self._add("ffn_gate_tid2eid", fact["used"], fact["vocabulary"], kind=Type.I32)
+        else:
+            self.slots.append(TensorSlot(f"{self._prefix}exp_probs_b.bias", (fact["experts"],), Type.F32))
+
+    def _compressor(self, name: str, head: int, tokens: int) -> None:
+        wide = 2 * head if tokens == 4 else head
+        self._add(f"{name}_kv", self._fact["hidden"], wide)
+        self._add(f"{name}_gate", self._fact["hidden"], wide)
+        self._norm(f"{name}_ape", wide, tokens)
+        self._norm(f"{name}_norm", head)
+
     def _linear(self) -> None:
         fact, hidden, head = self._fact, self._fact["hidden"], self._fact["linear_head"]
         heads, values = fact["linear_values"], fact["linear_values"] * head
@@ -235,7 +326,8 @@ class Tensors:
             for name, size in (("gate", fact["expert_ffn"]), ("up", fact["expert_ffn"]), ("down", hidden)):
                 self.slots.append(TensorSlot(f"{self._prefix}ffn_{name}_exps.bias", (size, count), Type.F32))
         if "shared_ffn" in fact:
-            self._norm("ffn_gate_inp_shexp", hidden)
+            if "compress" not in fact:
+                self._norm("ffn_gate_inp_shexp", hidden)
             self._gated("_shexp", hidden, fact["shared_ffn"])
 
     def _gated(self, suffix: str, hidden: int, ffn: int, *count: int, kind: Type | None = None) -> None:

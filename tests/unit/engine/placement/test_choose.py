@@ -27,9 +27,10 @@ from engine.placement.history import (
     attention_key,
 )
 from engine.placement.load_settings import ROOMY_BYTES
+from engine.placement.measurements import Speed
 from engine.placement.placer import read_shape
 from engine.placement.results import machine_key
-from engine.placement.speed import Speed, bytes_per_token
+from engine.placement.speed import bytes_per_token
 from engine.placement.steps import place
 from engine.placement.types import NO_OVERRIDES, PlacementLimits
 from engine.runner.protocol import LoadSettings

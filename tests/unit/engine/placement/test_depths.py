@@ -8,8 +8,10 @@ from msgspec.structs import replace
 
 from devices.chips import cpu_kind
 from devices.memory_ledger import Ledger
+from engine.message_catalog import sentence, sentences
 from engine.placement.candidates import PlacementQuery, on_gpus
-from engine.placement.chip_speeds import chip_speeds, rates, unpack_ns
+from engine.placement.chip_speeds import chip_speeds, rates, shared_gain, unpack_ns
+from engine.placement.choose import choose_candidate, placement_of
 from engine.placement.estimate import on_gpu
 from engine.placement.history import PlacementHistory, SpeedPoint, seconds_at
 from engine.placement.speed import BACKENDS, Forecast, expected, packed_weights, speed_curve
@@ -93,7 +95,7 @@ def test_prompts_through_radv_slow_down_where_the_mask_leaves_the_caches():
 def test_a_model_used_behind_long_texts_gets_a_smaller_ubatch_on_radv():
     halo = opened("sh-framework-desktop-linux", own=False)
 
-    def chosen(depth):
+    def ubatch(depth):
         history = PlacementHistory(None)
         if depth:
             history.record_use("m", 20_000, float(depth), 1)
@@ -102,8 +104,8 @@ def test_a_model_used_behind_long_texts_gets_a_smaller_ubatch_on_radv():
         (found,) = on_gpus(query)
         return found.settings.n_ubatch
 
-    assert chosen(None) == BACKENDS["vulkan"].n_ubatch
-    assert chosen(60_000) < BACKENDS["vulkan"].n_ubatch
+    assert ubatch(None) == BACKENDS["vulkan"].n_ubatch
+    assert ubatch(60_000) < BACKENDS["vulkan"].n_ubatch
 
 
 def test_points_close_to_each_other_give_the_level_and_not_the_slope():
@@ -232,3 +234,66 @@ def test_a_curve_has_the_forecast_the_points_and_what_follows_from_both():
     history.record_correction(igpu.id, "vulkan", "m", 0.5)
     answered = speed_curve(rule(), history, "m")
     assert answered.expected[0].decode_tok_s == pytest.approx(after.forecast[0].decode_tok_s / 2)
+
+
+def chosen(answers, *, tokens=20_000, n_parallel=16, history=None, model="30B-A3B"):
+    """Where Strix Halo with Vulkan and ROCm runs a model that usually generates that many answers at once."""
+    halo = opened("sh-framework-desktop-linux")
+    history = history or PlacementHistory(None)
+    history.record_use("m", tokens, 1000.0, answers)
+    settings = LoadSettings(path="m", n_ctx=8192, n_batch=2048, n_parallel=n_parallel)
+    query = PlacementQuery(MODELS[model], settings, PlacementLimits(), halo, Ledger(lambda: halo), history, "m")
+    return placement_of(query, choose_candidate(query, lambda _settings: None), None)
+
+
+def test_many_answers_at_once_are_generated_by_rocm_on_strix_halo():
+    """Published: Vulkan for 1 to 4, ROCm for 8 to 16; RADV's rate for mixtures halves at 9 rows."""
+    assert [chosen(n).backend for n in (1, 2, 4)] == ["vulkan"] * 3
+    assert [chosen(n).backend for n in (9, 12, 16)] == ["rocm"] * 3
+    one, many = chosen(1), chosen(12)
+    (why,) = [r for r in sentences(many.reasons) if "at once" in r]
+    assert why.startswith("12.0 of its answers run at once on average: rocm then generates")
+    assert not [r for r in sentences(one.reasons) if "at once" in r]
+    vulkan = next(a for a in many.alternatives if a.backend == "vulkan")
+    assert sentence(vulkan.reason).startswith("slower for 12.0 answers at once")
+    assert vulkan.decode_tok_s > many.decode_tok_s, "the card shows the speed of a single answer"
+
+
+def test_the_number_of_answers_counts_only_after_enough_of_them_and_up_to_those_that_may_run():
+    assert chosen(16, tokens=999).backend == "vulkan"
+    assert chosen(16, n_parallel=4).backend == "vulkan"
+
+
+def test_backends_without_a_published_gain_have_that_of_another_on_the_same_chip():
+    """No run of a dense model by ROCm was found. Answers in common leave the choice to the speed of prompts."""
+    device = opened("sh-framework-desktop-linux").device("igpu")
+    for answers in (2, 8, 9, 16):
+        gains = [shared_gain(device, backend, answers, experts=False) for backend in ("vulkan", "rocm")]
+        assert gains[0] == gains[1] > 1
+    speeds = {
+        backend: speed(opened("sh-framework-desktop-linux"), backend, "8B", 1000) for backend in ("vulkan", "rocm")
+    }
+    assert speeds["rocm"].prefill_tok_s > speeds["vulkan"].prefill_tok_s
+    assert [chosen(n, model="8B").backend for n in (1, 16)] == ["vulkan", "rocm"]
+
+
+def test_published_gains_are_met_at_their_numbers_and_between_them():
+    device = opened("sh-framework-desktop-linux").device("igpu")
+    at = {n: 84.54 * shared_gain(device, "vulkan", n, experts=True) for n in (1, 4, 8, 8.5, 9, 16, 64)}
+    published = {1: 84.54, 4: 175.66, 8: 219.42, 9: 130.61, 16: 188.59}
+    assert {n: at[n] for n in published} == pytest.approx(published, rel=0.01)
+    assert at[9] < at[8.5] < at[8]
+    assert at[64] == pytest.approx(293.99, rel=0.01), "beyond what was measured the gain stays"
+
+
+def test_a_measured_gain_counts_more_than_a_published_one():
+    halo = opened("sh-framework-desktop-linux")
+    at = LoadSettings(path="m", n_ctx=8192, n_gpu_layers=-1, devices=("x",), n_parallel=16)
+    rule = Forecast(MODELS["30B-A3B"], at, ((halo.device("igpu"), "vulkan", 1.0),), None)
+    history = PlacementHistory(None)
+    history.record_use("m", 20_000, 1000.0, 4)
+    assert expected(rule, history, "m").gain == pytest.approx(2.08)
+    history.record_measured(rule.key, rule.measured_at([(128, 900.0, 80.0)], 32, 0.0, [(4, 3.0)]))
+    found = expected(rule, history, "m")
+    assert (found.answers, found.gain) == (4.0, 3.0)
+    assert found.turn_s < found.alone_s

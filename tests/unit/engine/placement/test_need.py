@@ -19,6 +19,7 @@ from engine.placement.estimate import (
 )
 from engine.placement.placer import read_shape
 from engine.placement.shape import shape_of
+from engine.placement.types import DryRun
 from engine.runner.engine_args import EngineArgs
 from engine.runner.load_limits import resize_context
 from engine.runner.protocol import LoadSettings
@@ -116,6 +117,19 @@ def test_formulas_agree_with_llama_cpp(files, name):
     assert need.part_bytes("recurrent") == pytest.approx(told.recurrent_bytes, abs=0.02 * MIB)
     assert need.part_bytes("output") == pytest.approx(told.output_bytes, abs=0.02 * MIB)
     assert sum(told.compute_bytes.values()) <= compute_prior(shape, at) * 1.05
+
+
+def test_what_a_driver_pins_for_a_gpu_is_system_memory(files):
+    """llama.cpp calls these buffers NAME_Host; nothing else can use their pages while the model is loaded."""
+    shape = read_shape(files["llama"])
+    at = settings(files["llama"], n_gpu_layers=-1, devices=("Vulkan0",))
+
+    def host_bytes(**buffers):
+        run = DryRun(kv_bytes=0, recurrent_bytes=0, output_bytes=0, compute_bytes=buffers, overhead_bytes=0)
+        return estimate(shape, at, AVX2, gpu="0000:c3:00.0", dry_run=run).device_bytes("cpu")
+
+    assert host_bytes(Vulkan0=300 * MIB, Vulkan_Host=40 * MIB) - host_bytes(Vulkan0=300 * MIB) == 40 * MIB
+    assert host_bytes(ROCm0=300 * MIB, ROCm_Host=9 * MIB) - host_bytes(ROCm0=10 * MIB) == 9 * MIB
 
 
 @pytest.mark.process

@@ -1,5 +1,6 @@
 """Headers of published models, evaluated by the program and by a script that shares no code with it."""
 
+import numpy as np
 import pytest
 
 from devices.memory_ledger import Ledger
@@ -11,12 +12,16 @@ from engine.placement.history import PlacementHistory
 from engine.placement.speed import Forecast, cache_read, weights_read
 from engine.placement.steps import place
 from engine.placement.types import PlacementLimits
+from engine.runner.llama.native import model as llama_model
+from engine.runner.llama.native.batch import Batch, Logits
+from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.load_limits import sequences
 from engine.runner.protocol import LoadSettings
 from tests.bench.default_context import placed_on
 from tests.bench.recompute_shapes import recomputed
 from tests.support.machines.opened_machines import opened
 from tests.support.models import published_headers
+from tests.support.runner_calls import EXACT
 
 CONTEXT = 32_768
 
@@ -49,7 +54,7 @@ def test_bytes_and_cache_are_those_of_closed_formulas(headers, name):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["Gemma 4 E4B", "Flash-Next"])
+@pytest.mark.parametrize("name", ["Gemma 4 E4B", "Flash-Next", "DeepSeek-V4-Flash"])
 def test_llama_cpp_itself_allocates_that_cache(headers, name):
     """A dry run of the header: none of the 100 GB of weights exist."""
     path, shape = headers[name]
@@ -93,3 +98,32 @@ def test_a_large_table_stays_on_the_disk_unless_memory_is_locked(headers):
     locked = LoadSettings(path="m", use_mlock=True)
     ledger = Ledger(lambda: machine)
     assert not place(shape, locked, PlacementLimits(), machine, ledger, PlacementHistory(None)).settings.lazy_tables
+
+
+SIX = [name for name in published_headers.FACTS if name != "Gemma 3n E4B"]
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("name", SIX)
+def test_a_small_model_of_the_same_make_computes_a_text_at_once_as_token_by_token(tmp_path, name):
+    path = str(published_headers.write_small(tmp_path / "small.gguf", name))
+    at = LoadSettings(
+        path=path, n_ctx=512, n_threads=1, n_parallel=1, n_batch=64, n_ubatch=32, repack=False, **EXACT
+    )
+    loaded = llama_model.load(start_backends(), at, lambda _: True)
+    try:
+        batch, logits, text = Batch(loaded), Logits(loaded), [259 + 7 * i % 200 for i in range(48)]
+        batch.add_prompt(text, 0, 0, last=True)
+        assert batch.decode() == 0
+        at_once = logits.rows(batch.outputs)[-1].copy()
+        loaded.api.llama_memory_seq_rm(loaded.memory, 0, -1, -1)
+        for position, token in enumerate(text):
+            batch.clear()
+            batch.add(token, position, 0)
+            assert batch.decode() == 0
+        alone = logits.rows(batch.outputs)[-1]
+        assert np.isfinite(alone).all()
+        assert np.ptp(alone) > 0.1
+        assert alone == pytest.approx(at_once, abs=0.02 * float(np.ptp(alone)))
+    finally:
+        loaded.close()
