@@ -145,12 +145,14 @@ SHOWN = (
     "code",
     "documents",
     "library",
+    "find",
     "fit",
     "devices",
     "power",
     "bench",
     "connect",
     "server",
+    "tools",
 )
 STYLES = (("light", 1), ("dark", 1), ("light", 2), ("dark", 2))
 QUESTIONS = [suggestion.question for suggestion in FOR_A_MODEL[::2]]
@@ -270,8 +272,9 @@ class Camera:
 
     def find(self):
         self.window.show_page("library")
-        self.window.page("library").tabs.setCurrentIndex(1)
-        self.rest(1500)
+        library = self.window.page("library")
+        library.tabs.setCurrentIndex(1)
+        self.wait(lambda: library.hub._shows_starters)
 
     def fit(self):
         self.window.show_page("fit")
@@ -481,6 +484,8 @@ class Camera:
         self.window.chat.options.advanced.heading.setChecked(True)
 
     def tools(self):
+        self.close_dialogs()
+        self.window.show_page("chat")
         self.window.chat.tools.card.hide()
         self.window.chat.options.hide()
         self.window.chat.bar.tools_pressed.emit()
