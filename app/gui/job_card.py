@@ -1,6 +1,7 @@
 """Job card: title, progress, remaining time, and buttons to pause, finish and cancel."""
 
-from PySide6.QtCore import QCoreApplication, Qt
+from PySide6.QtCore import QCoreApplication, QPoint, Qt, QTimer
+from PySide6.QtGui import QCursor
 from PySide6.QtWidgets import QFrame, QProgressBar, QVBoxLayout, QWidget
 
 from app.gui import formatted
@@ -11,6 +12,7 @@ from app.gui.widgets.basics import IconButton, clear, label, row, stack
 from engine.api.jobs import Job, JobKind, Progress
 
 _STEPS = 1000
+_STILL_MS = 2000  # a pointer that has rested for so long is not about to click
 _DOWNLOAD = frozenset({"planning", "downloading", "verifying"})
 
 
@@ -93,9 +95,7 @@ class JobList(QWidget):
         card = self._cards.get(job.id)
         if job.state in {"done", "cancelled"}:
             if card is not None:
-                del self._cards[job.id]
-                card.hide()
-                card.deleteLater()
+                self._take_out(self._cards.pop(job.id))
         elif card is not None:
             card.show_job(job)
         else:
@@ -104,8 +104,26 @@ class JobList(QWidget):
             self._column.insertWidget(0, new_card)
         self._show_or_hide()
 
+    def _take_out(self, card: JobCard) -> None:
+        """Hide a card at once. Its place closes later: a job's end moves nothing under a hand about to click."""
+        keeps_place = card.sizePolicy()
+        keeps_place.setRetainSizeWhenHidden(True)
+        card.setSizePolicy(keeps_place)
+        card.hide()
+        self._close_place(card, None)
+
+    def _close_place(self, card: JobCard, pointer: QPoint | None) -> None:
+        """Remove a hidden card once the pointer is elsewhere, or still where it was (`pointer`) a moment ago."""
+        now = QCursor.pos()
+        if self.isVisible() and self.window().underMouse() and now != pointer:
+            QTimer.singleShot(_STILL_MS, card, lambda: self._close_place(card, now))
+            return
+        self._column.removeWidget(card)
+        card.deleteLater()
+        self._show_or_hide()
+
     def _show_or_hide(self) -> None:
-        self.setVisible(bool(self._cards))
+        self.setVisible(self._column.count() > 0)
 
 
 def title_of(job: Job) -> str:

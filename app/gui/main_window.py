@@ -26,7 +26,8 @@ from app.gui.close_guard import question
 from app.gui.navigation import Destination, Rail, Sections
 from app.gui.shortcuts import SHORTCUTS, ShortcutSheet, native_keys
 from app.gui.theme import ASSETS
-from app.gui.widgets.basics import Banner, holding, stack
+from app.gui.widgets.basics import holding, stack
+from app.gui.widgets.popups import MovingToast
 from app.gui.widgets.search_popup import Entry, SearchPopup
 from app.gui.widgets.splitter import keep_splitters, restore_splitters, window_state
 from app.settings import BY_NAME
@@ -65,7 +66,6 @@ class MainWindow(QMainWindow):
         self.setWindowIcon(QIcon(str(ASSETS / "icons" / "tessera.svg")))
         self.setMinimumSize(_SMALLEST)
         self.setAcceptDrops(True)
-        self.banner = Banner(services.theme)
         self.tray = Tray(self, self.quit)
         self.find_lost: Callable[[], list[str]] = list
         self.chat = ChatPage(services)
@@ -79,7 +79,8 @@ class MainWindow(QMainWindow):
         self._rail.chosen.connect(lambda name: self.show_page(self._newest[name]))
         self._sections = Sections()
         self._sections.chosen.connect(self.show_page)
-        right = holding(stack(self.banner, self._sections, self._stack, spacing=0))
+        right = holding(stack(self._sections, self._stack, spacing=0))
+        self.banner = MovingToast(services.theme, right)
         holder = QWidget()
         layout = QHBoxLayout(holder)
         layout.setContentsMargins(0, 0, 0, 0)
@@ -112,7 +113,9 @@ class MainWindow(QMainWindow):
         return self._built[name]
 
     def show_page(self, name: str) -> None:
-        self._stack.setCurrentWidget(self.page(name))
+        page = self.page(name)
+        self._stack.setCurrentWidget(page)
+        self.banner.follow(page, getattr(page, "banner", None))
         place = next(place for place in self._destinations if name in place.pages)
         self._rail.select(place.name)
         if name == "chat":  # the chat list links to the Documents page, and the chat needs the height

@@ -52,10 +52,10 @@ BENCH: Final = {
     "bench_header": "reading the header",
     "bench_stand_in": "writing a simulated model {share:.0%}",
     "bench_loading": "loading {phase} {share:.0%}",
-    "bench_warming_up": "warming up",
-    "bench_length": "{tokens} tokens, {run} of {runs}",
+    "bench_warming_up": "warming up, not counted",
+    "bench_length": "prompts of {tokens} tokens, run {run} of {runs}",
     "compare_place": "measuring on {device} by {backend}",
-    "bench_parallel": "{requests} concurrent, {run} of {runs}",
+    "bench_parallel": "{requests} concurrent requests, run {run} of {runs}",
 }
 
 

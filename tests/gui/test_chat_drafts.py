@@ -1,11 +1,11 @@
 """Unsent content of the chat page: drafts, attached files, and queued messages."""
 
 from PySide6.QtCore import QMimeData, Qt
-from PySide6.QtWidgets import QLabel, QPushButton
+from PySide6.QtWidgets import QLabel
 
 from app.db.records import Attachment
 from app.gui.chat.message_widget import folded
-from tests.gui.hands import ask, shown, stored, texts
+from tests.gui.hands import ask, press, shown, stored, texts
 
 
 def test_documents_enter_the_context_and_are_shown(qtbot, tmp_path, services, page, server):
@@ -195,9 +195,15 @@ def test_a_long_pasted_text_is_attached_and_a_long_message_is_folded(qtbot, page
     ask(qtbot, page, long)
     item = shown(page)[0]
     assert item.text_view.toPlainText() == folded(long.strip())
+    bar = page.transcript.verticalScrollBar()
+    assert page.transcript.at_end
     for words, most in (("Show more", 100_000), ("Show less", 4002)):
-        next(b for b in item.findChildren(QPushButton) if b.text().startswith(words)).click()
+        at = bar.value()
+        press(item, words)
         assert len(item.text_view.toPlainText()) <= most
+        assert bar.value() == min(at, bar.maximum()), "what was read last stays in sight"
+        assert page.transcript.at_end == (bar.value() == bar.maximum())
+        assert ("more characters are not shown" in texts(item)) == (words == "Show more")
     assert server.bodies[0]["messages"][0]["content"] == long.strip()
 
 

@@ -96,6 +96,25 @@ def test_a_model_that_is_quantized_already_leads_to_its_original(qtbot, fit, ser
     qtbot.waitUntil(lambda: fit.start.isEnabled() and not fit.banner.isVisible())
 
 
+def test_while_the_first_sizes_are_calculated_the_page_says_so(qtbot, fit, server):
+    release, answer = threading.Event(), server.routes["POST", "/tessera/v1/quantize/plan"]
+
+    def held(body):
+        release.wait(60)
+        return answer(body)
+
+    server.routes["POST", "/tessera/v1/quantize/plan"] = held
+    fit._on_model()
+    assert fit.size_words.text() == "Calculating the sizes…"
+    release.set()
+    qtbot.waitUntil(fit.start.isEnabled)
+    assert "bits" in fit.size_words.text()
+    server.routes["POST", "/tessera/v1/quantize/plan"] = (500, {"error": {"message": "the disk is away"}})
+    fit._on_model()
+    qtbot.waitUntil(fit.banner.isVisible)
+    assert fit.size_words.text() == "", "nothing is calculated any more"
+
+
 def test_a_late_forecast_of_the_model_before_hides_no_message(qtbot, fit, server, services):
     details = msgspec.structs.replace(SPARK.details, type_bytes={"Q4_K": 5_000_000})
     half = msgspec.structs.replace(

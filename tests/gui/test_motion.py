@@ -1,13 +1,17 @@
 """New content fades in, unless the system prefers less motion; toasts do not move other content."""
 
 import pytest
-from PySide6.QtCore import QPoint, QPropertyAnimation, Qt
+from PySide6.QtCore import QPoint, QPropertyAnimation, QRect, Qt
+from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QPushButton, QWidget
 
+from app.gui import job_card
 from app.gui.animations import prefers_reduced_motion
+from app.gui.job_card import JobList
 from app.gui.settings_page import SettingsPage
 from app.gui.widgets.basics import Banner, stack
 from tests.gui.hands import settled
+from tests.gui.wire import pulling
 
 
 def shown(qtbot, theme):
@@ -82,6 +86,71 @@ def test_a_toast_moves_nothing_and_is_whole_at_every_width(qtbot, services, page
         qtbot.waitUntil(
             lambda b=shown.banner, a=around: abs(b.geometry().center().x() - a.rect().center().x()) <= 1
         )
+
+
+def on_screen(toast):
+    return QRect(toast.mapToGlobal(QPoint(0, 0)), toast.size())
+
+
+@pytest.mark.parametrize("name", ["chat", "code", "settings", "library"])
+def test_a_message_of_the_window_moves_nothing_and_leaves_that_of_the_page_to_be_read(qtbot, desktop, name):
+    window = desktop.window
+    window.show_page(name)
+    page = window.page(name)
+    before = resting(qtbot, desktop.services, page)
+    page.banner.notify("Saved.", "warn", ("Undo", lambda: None))
+    window.banner.notify(LONG, "bad", ("Try again", lambda: None))
+    qtbot.waitUntil(lambda: not on_screen(window.banner).intersects(on_screen(page.banner)))
+    assert places(page, page.banner) == before
+    assert window.rect().contains(window.banner.geometry().translated(window.banner.over.pos()))
+    beside = on_screen(window.banner)
+    page.banner.hide()
+    qtbot.waitUntil(lambda: on_screen(window.banner) != beside)  # it takes the free place
+    page.banner.notify(LONG, "bad")
+    qtbot.waitUntil(lambda: not on_screen(window.banner).intersects(on_screen(page.banner)))
+    assert places(page, page.banner) == before
+    window.show_page("devices")
+    assert window.banner.isVisible(), "it is not a message of that page"
+
+
+def test_a_message_of_the_code_page_leaves_its_question_free(qtbot, desktop, tmp_path):
+    """With a project it floats over the files, without one over the page."""
+    (tmp_path / "tides.py").write_text("print(1)\n")
+    window, code = desktop.window, desktop.window.page("code")
+    window.show_page("code")
+    code.banner.notify("No such folder.", "warn")
+    assert code.pages.rect().contains(code.banner.geometry().translated(-code.pages.pos()))
+    code.open_folder(tmp_path)
+    qtbot.waitUntil(lambda: code.pages.currentIndex() == 1)
+    before = resting(qtbot, desktop.services, code)
+    code.banner.notify(LONG, "warn", ("Undo", lambda: None))
+    assert places(code, code.banner) == before
+    assert on_screen(code.tabs).contains(on_screen(code.banner))
+
+
+def test_a_job_that_ends_leaves_its_place_until_the_pointer_rests(qtbot, theme, jobs, monkeypatch):
+    """Otherwise the hand that is about to pause one job would cancel another."""
+    monkeypatch.setattr(job_card, "_STILL_MS", 200)
+    page = QWidget()
+    qtbot.addWidget(page)
+    below = QPushButton("Chat")
+    listed = JobList(theme, jobs)
+    page.setLayout(stack(listed, below, 1))
+    page.resize(600, 400)
+    page.show()
+    for name in ("one", "two"):
+        jobs.started(pulling(id=name))
+    qtbot.waitUntil(lambda: below.y() > 100)
+    lower = listed.findChildren(job_card.JobCard)[0]
+    before = lower.y(), below.y()
+    QTest.mouseMove(page, QPoint(20, 20))
+    qtbot.waitUntil(page.underMouse)
+    jobs.started(pulling("done", id="two"))
+    qtbot.waitUntil(lambda: len([card for card in listed.findChildren(job_card.JobCard) if card.isVisible()]) == 1)
+    assert (lower.y(), below.y()) == before
+    qtbot.waitUntil(lambda: (lower.y(), below.y()) < before)  # the pointer rests
+    jobs.started(pulling("cancelled", id="one"))
+    qtbot.waitUntil(listed.isHidden)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import pytest
 from PySide6.QtGui import QColor
 
 from app.gui import formatted
-from app.gui.job_card import title_of
+from app.gui.job_card import note_of, title_of
 from app.gui.library.model_card import chips_of
 from app.gui.theme import stylesheet, tokens
-from engine.api.jobs import Job, JobKind
+from engine.api.jobs import Job, JobKind, Progress
 from engine.api.library import Model, Origin
 from engine.library.errors import HubUnreachable
 from tests.gui.test_seen_by_everyone import luminance
@@ -23,6 +23,16 @@ def test_one_file_is_no_plural():
 def test_a_failed_download_is_not_called_downloading():
     job = Job(id="pull-1", kind=JobKind.PULL, state="failed", title="Spark")
     assert title_of(job) == "Downloading Spark: not done"
+
+
+def test_a_paused_step_that_starts_again_says_so_beforehand():
+    def told(phase):
+        progress = Progress(phase=phase, done=60, total=100)
+        return note_of(Job(id="fit-1", kind=JobKind.QUANTIZE, state="paused", title="Spark", progress=progress))
+
+    assert told("measure") == "Paused · Step 3 of 6: measuring quality loss · 60 %"
+    again = " · measurements are stored; this step starts again"
+    assert told("write") == "Paused · Step 5 of 6: writing the file · 60 %" + again
 
 
 def test_no_network_is_told_in_words():

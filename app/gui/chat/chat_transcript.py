@@ -356,7 +356,7 @@ class ToolItem(ColumnItem):
         self.text.setVisible(opened)
         self.fold.setText(("▾ " if opened else "▸ ") + self._words.replace("&", "&&"))
         self.fold.setAccessibleName(self._words)
-        self.height_changed.emit()
+        self.unfolded.emit()
 
 
 class PairWidget(ColumnItem):
@@ -377,6 +377,7 @@ class PairWidget(ColumnItem):
         layout.setSpacing(self._gap)
         for pane in panes:
             pane.height_changed.connect(self.height_changed)
+            pane.unfolded.connect(self.unfolded)
             layout.addWidget(self._framed(pane, chosen_id, busy=busy), 1)
         if len(panes) == 1:
             note = label(self.tr("Waits for the first answer, so that both run at full speed"), "muted", wrap=True)

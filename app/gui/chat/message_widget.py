@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 from PySide6.QtCore import QEvent, Qt, QTimer, Signal
 from PySide6.QtGui import QEnterEvent, QGuiApplication
-from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QLayout, QVBoxLayout, QWidget
 
 from app.answer_facts import ToolCall
 from app.db.records import Message
@@ -180,7 +180,7 @@ class MessageWidget(ColumnItem):
         self._views.append((self._body, 4 * unit))
         inside = stack(self._body, margins=(2 * unit, unit + 3, 2 * unit, unit - 2))
         if folded(content) != content:
-            inside.addWidget(self._unfold())
+            inside.addLayout(self._unfold())
         self._bubble.setLayout(inside)
         if self.message.attachments:
             chips = Flow()
@@ -209,26 +209,24 @@ class MessageWidget(ColumnItem):
         self._column.addLayout(line)
         self._update_tools()
 
-    def _unfold(self) -> QWidget:
-        """A button that shows more of a long message, and less again."""
+    def _unfold(self) -> QLayout:
+        """A button that shows more of a long message, and less again, and a note of what is not shown even then."""
         content = self.message.content
-        more = button("", None, "link")
+        more, note = button(self.tr("Show more"), None, "link"), label("", "small", wrap=True)
+        hidden_chars = len(content) - _UNFOLDED
+        words = self.tr("{n} more characters are not shown; Copy takes all")
+        note.setText(words.format(n=formatted.whole(max(hidden_chars, 0))))
+        note.hide()
 
         def show(*, opened: bool) -> None:
             self._body.set_plain(content[:_UNFOLDED] if opened else folded(content))
-            hidden_chars = len(content) - _UNFOLDED
-            words = self.tr("Show less") if opened else self.tr("Show more")
-            if opened and hidden_chars > 0:
-                words += " · " + self.tr("{n} more characters are not shown; Copy takes all").format(
-                    n=formatted.whole(hidden_chars)
-                )
-            more.setText(words)
-            self.height_changed.emit()
+            more.setText(self.tr("Show less") if opened else self.tr("Show more"))
+            note.setVisible(opened and hidden_chars > 0)
+            self.unfolded.emit()
 
         more.setCheckable(True)
         more.toggled.connect(lambda opened: show(opened=opened))
-        more.setText(self.tr("Show more"))
-        return more
+        return stack(more, note, spacing=2)
 
     def enterEvent(self, event: QEnterEvent) -> None:
         """Show the tools of a user message while the pointer is over it."""
@@ -372,7 +370,8 @@ class MessageWidget(ColumnItem):
         def show(*, opened: bool) -> None:
             view.setVisible(opened)
             fold.setText(self.tr("▾ Reasoning") if opened else self.tr("▸ Reasoning"))
-            self.height_changed.emit()
+            # An answer that still grows is followed to its end.
+            (self.height_changed if self.message.status == "streaming" else self.unfolded).emit()
 
         fold.setCheckable(True)
         fold.toggled.connect(lambda opened: show(opened=opened))

@@ -39,7 +39,6 @@ from app.gui.code.terminal_panel import TerminalPanel
 from app.gui.code.transcript import Transcript
 from app.gui.reasons import error_message
 from app.gui.widgets.basics import (
-    Banner,
     EmptyState,
     IconButton,
     button,
@@ -50,7 +49,7 @@ from app.gui.widgets.basics import (
     stack,
 )
 from app.gui.widgets.flow import Flow
-from app.gui.widgets.popups import ComboBox, ConsentCard, Menu, entries_of
+from app.gui.widgets.popups import ComboBox, ConsentCard, Menu, MovingToast, entries_of
 from app.gui.widgets.splitter import saved_splitter
 from app.settings import given_environment
 from app.tools.consent import ConsentRequest
@@ -73,7 +72,7 @@ class CodePage(QWidget):
         self._attached: list[ContextItem] = []
         self._hinted = True
         self._chosen_session = ""  # the earlier session that is shown or being loaded
-        self.banner = Banner(services.theme)
+        self.banner = MovingToast(services.theme, self)
         self.folder = label(self.tr("No folder is open"), "muted")  # the tooltip shows the whole path
         self.folder.setMinimumWidth(_FEWEST_LETTERS * services.theme.tokens.body)
         self.model = ComboBox(self.tr("Model"))
@@ -168,8 +167,9 @@ class CodePage(QWidget):
         self.empty.add_below(self.empty_recent)
         self.pages.addWidget(self.empty)
         self.pages.addWidget(split)
-        layout = stack(self.banner, top, rule(), spacing=0)
+        layout = stack(top, rule(), spacing=0)
         layout.addWidget(self.pages, 1)
+        self.pages.currentChanged.connect(lambda page: self.banner.follow(self.tabs if page else self.pages))
         self.setLayout(layout)
         self.setAccessibleName(self.tr("Code"))
 

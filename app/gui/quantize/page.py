@@ -264,6 +264,7 @@ class FitPage(Page):
             get = (self.tr("Get the original"), lambda: self.original_wanted.emit(original))
             self.banner.notify(unfit(self._chosen), "info", get)
         elif self.model.currentData():
+            self.size_words.setText(self.tr("Calculating the sizes…"))
             self._forecast()
 
     def _on_aim(self) -> None:
@@ -312,6 +313,8 @@ class FitPage(Page):
     def _show_refusal(self, error: Exception) -> None:
         self._refused = True
         self.start.setEnabled(False)
+        if not self._range[1]:
+            self.size_words.setText("")
         chosen = self._chosen
         if isinstance(error, ApiError) and error.code == NEEDED and chosen is not None:
             self._foreign.offer(chosen)

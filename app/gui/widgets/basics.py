@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
-from PySide6.QtCore import QEvent, QObject, QPoint, QSize, Qt, QTimer, Signal
+from PySide6.QtCore import QEvent, QObject, QPoint, QRect, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import (
     QAccessible,
     QAccessibleEvent,
@@ -117,10 +117,9 @@ class IconButton(QToolButton):
         steps: bool = False,
     ) -> None:
         super().__init__()
-        self._steps = steps
         self._theme, self._icon, self._colour = theme, icon, colour
+        self._size, self._steps = size, steps
         self.set_words(words)
-        self._size = size
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self._refresh()
         theme.changed.connect(self._refresh)
@@ -416,7 +415,7 @@ class Banner(QFrame):
     def __init__(self, theme: Theme, over: QWidget | None = None, *, at_top: bool = False) -> None:
         """`over`: the widget that it floats over, at its bottom or its top."""
         super().__init__(over)
-        self._over, self._at_top = over, at_top
+        self.over, self.at_top = over, at_top
         self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self._on_time)
         if over is not None:
@@ -446,24 +445,22 @@ class Banner(QFrame):
 
             self._actions.addWidget(button(words, act))
         is_new = not self.isVisible()
-        if is_new:
-            self._before = QApplication.focusWidget()
+        self._before = QApplication.focusWidget() if is_new else self._before
         self._text.setText(text)
         self.tone = tone
-        set_kind(self, f"banner-{tone}" if self._over is None else f"toast-{tone}")
+        set_kind(self, f"banner-{tone}" if self.over is None else f"toast-{tone}")
         self.setAccessibleName(text)
         self._place()
         if is_new:
             appear(self._theme, self)
         QAccessible.updateAccessibility(QAccessibleEvent(self, QAccessible.Event.Alert))
-        if self._over is not None and tone in {"info", "ok"} and not actions:
+        self._timer.stop()
+        if self.over is not None and tone in {"info", "ok"} and not actions:
             self._timer.start(self.toast_ms)
-        else:
-            self._timer.stop()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """Follow the size of the page."""
-        if event.type() == QEvent.Type.Resize:
+        if event.type() == QEvent.Type.Resize and not self.isHidden():
             self._place()
         return super().eventFilter(watched, event)
 
@@ -474,18 +471,22 @@ class Banner(QFrame):
             self._place()
         return handled
 
+    def area(self) -> QRect:
+        """The part of its parent in which a toast floats."""
+        return self.over.rect() if self.over is not None else QRect()
+
     def _place(self) -> None:
-        """Put a toast into the middle of the page's lower or upper edge."""
-        layout = self.layout()
-        if self._over is None or layout is None:
+        """Put a toast into the middle of the area's lower or upper edge."""
+        layout, area = self.layout(), self.area()
+        if layout is None or area.isEmpty():
             return
         unit, body = self._theme.tokens.unit, self._theme.tokens.body
         words = self._text.fontMetrics().horizontalAdvance(self._text.text()) + unit
         frame = layout.totalSizeHint().width() - self._text.sizeHint().width()
-        width = min(self._over.width() - 4 * unit, _TOAST_WIDTH * body, words + frame)
+        width = min(area.width() - 4 * unit, _TOAST_WIDTH * body, words + frame)
         height = max(layout.totalHeightForWidth(width), layout.totalMinimumSize().height())
-        top = 2 * unit if self._at_top else self._over.height() - height - 2 * unit
-        self.setGeometry((self._over.width() - width) // 2, max(0, top), width, height)
+        top = area.y() + (2 * unit if self.at_top else area.height() - height - 2 * unit)
+        self.setGeometry(area.x() + (area.width() - width) // 2, max(0, top), width, height)
         self.raise_()
 
     def _on_time(self) -> None:

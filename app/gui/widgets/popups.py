@@ -1,4 +1,4 @@
-"""Menus and combo boxes with rounded corners and icons.
+"""Menus and combo boxes with rounded corners and icons, and the toast that follows what is shown.
 
 Corners are masked, because not every system supports translucent windows.
 """
@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QBoxLayout, QComboBox, QFrame, QMenu, QPlainTextEd
 from shiboken6 import isValid
 
 from app.gui.theme import Theme
-from app.gui.widgets.basics import button, label, stack
+from app.gui.widgets.basics import Banner, button, label, stack
 from app.gui.widgets.swatch import shape_painter
 
 if TYPE_CHECKING:
@@ -184,3 +184,37 @@ class ConsentCard(QFrame):
     def _decide(self, decision: str) -> None:
         self.hide()
         self.decided.emit(decision)
+
+
+class MovingToast(Banner):
+    """A toast that floats over one of several widgets, next to that widget's own toast."""
+
+    def __init__(self, theme: Theme, inside: QWidget) -> None:
+        """`inside`: holds all of these widgets."""
+        super().__init__(theme, inside)
+        self._inside = self._shown = inside
+        self._own: Banner | None = None
+
+    def follow(self, shown: QWidget, own: Banner | None = None) -> None:
+        """Float over `shown`, or where its toast `own` floats and on the inner side of it."""
+        self._own = own if own is not None and own.over is not None else None
+        self.at_top = self._own is not None and self._own.at_top
+        self._shown = shown if self._own is None or self._own.over is None else self._own.over
+        self._shown.installEventFilter(self)
+        if self._own is not None:
+            self._own.installEventFilter(self)
+        self._place()
+
+    def area(self) -> QRect:
+        """The shown widget, without its own toast."""
+        within = self._shown.rect() if self._own is None else self._own.area()
+        if self._own is not None and self._own.isVisible():
+            taken = self._own.height() + self._theme.tokens.unit
+            within.adjust(0, taken if self.at_top else 0, 0, 0 if self.at_top else -taken)
+        return within.translated(self._shown.mapTo(self._inside, QPoint(0, 0)))
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Make room for the other toast."""
+        if watched is self._own and event.type() in {QEvent.Type.Show, QEvent.Type.Hide} and not self.isHidden():
+            self._place()
+        return super().eventFilter(watched, event)

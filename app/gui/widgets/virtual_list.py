@@ -20,6 +20,7 @@ class ColumnItem(QWidget):
     """One item of a column."""
 
     height_changed = Signal()
+    unfolded = Signal()  # the user has shown or hidden a part, which changes the height
 
     def fit(self, width: int) -> int:
         """Lay out for this width. Returns the required height."""
@@ -182,6 +183,7 @@ class Column(QAbstractScrollArea):
             widget = self._make(key)
             widget.setParent(self.viewport())
             widget.height_changed.connect(lambda: self._on_height_changed(key))
+            widget.unfolded.connect(lambda: self._on_unfolded(key))
             self._widgets[key] = widget
         self._heights[position] = widget.fit(self._width())
         self._measured[position] = True
@@ -192,6 +194,14 @@ class Column(QAbstractScrollArea):
             return
         self._measured[position] = False
         self._arrange()
+
+    def _on_unfolded(self, key: int) -> None:
+        """Keep what is above that part in place, also at the end: it holds the button under the pointer."""
+        self._stick = False
+        self._on_height_changed(key)
+        bar = self.verticalScrollBar()
+        self._stick = bar.value() >= bar.maximum() - 8
+        self.at_end_changed.emit(self._stick)
 
     def _anchor(self) -> tuple[int, int]:
         """Index of the item at the top of the view, and the view's offset below its top."""

@@ -436,10 +436,29 @@ def test_a_message_of_two_million_letters_is_folded_and_stays_readable(walk):
         f"len(chat.controller.tree.path()[0].content) > {len(text) - 2} and spot('Show more', chat.transcript)"
     )
     bubble = "chat.transcript.item(chat.controller.tree.leaf_id)"
-    for width, height in ((900, 600), (1180, 780)):
-        at = walk.ask("int(window.winId())")
-        walk.screen.hand("windowsize", at, width, height)
-        walk.until(f"window.width() == {width}")
-        walk.settle()
-        assert walk.ask(f"ink({bubble})") > 20, (width, "letters, not an empty bubble")
-    walk.picture("two-million")
+    folded = walk.ask(f"{bubble}.height()")
+    for opened in (False, True):
+        if opened:
+            top = walk.ask(f"{bubble}.y()")
+            walk.click("Show more", "chat.transcript")
+            walk.until(f"{bubble}.height() > {folded} and 'are not shown' in says({bubble})")
+            assert walk.ask(f"{bubble}.y()") == top, "one reads on where one was"
+        for width, height in ((900, 600), (1180, 780)):
+            at = walk.ask("int(window.winId())")
+            walk.screen.hand("windowsize", at, width, height)
+            walk.until(f"window.width() == {width}")
+            walk.settle()
+            assert walk.ask(f"ink({bubble})") > 20, (opened, width, "letters, not an empty bubble")
+        walk.picture(f"two-million-{opened}")
+    walk.close()
+    walk.start()
+    walk.until("chat.composer.ready")
+    walk.until(f"chat.controller.tree.path() and len(chat.controller.tree.path()[0].content) > {len(text) - 2}")
+    walk.until(f"spot('Show more', chat.transcript) and ink({bubble}) > 20")
+    walk.click("Show more", "chat.transcript")
+    walk.click("Go to the end", "chat.transcript")
+    walk.click("Show less", "chat.transcript")
+    walk.until(f"spot('Show more', chat.transcript) and {bubble}.height() <= {folded}")
+    walk.new_chat()
+    walk.say("What is Tessera?")  # the window answers
+    walk.until("chat.controller.tree.path()[-1].status == 'complete'")

@@ -159,11 +159,13 @@ def test_how_it_serves_and_what_it_reaches(walk):
         is_kept(walk, name, "https://127.0.0.1/packs")
     walk.click("Check recommended models", SETTINGS)
     is_kept(walk, "network.check_models", value=True)
-    walk.click("Offline", SETTINGS)
-    is_kept(walk, "network.offline", value=True)
-    # Last, because its result is shown above the settings and moves them.
+    offline = walk.ask(f"spot('Offline', {SETTINGS})")
     walk.click("Check for new versions of Tessera", SETTINGS)
     is_kept(walk, "updates.notice", value=True)
+    walk.until("'could not be read now' in window.banner.text and window.banner.isVisible()")
+    assert walk.ask(f"spot('Offline', {SETTINGS})") == offline, "the answer moves no setting"
+    walk.click("Offline", SETTINGS)
+    is_kept(walk, "network.offline", value=True)
     walk.go("Library")
     walk.click("Find models")
     walk.fill("Search models", "Spark")
