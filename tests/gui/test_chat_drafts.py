@@ -1,7 +1,8 @@
 """Unsent content of the chat page: drafts, attached files, and queued messages."""
 
-from PySide6.QtCore import QMimeData, Qt
-from PySide6.QtWidgets import QLabel
+import pytest
+from PySide6.QtCore import QCoreApplication, QEvent, QMimeData, Qt
+from PySide6.QtWidgets import QLabel, QWidget
 
 from app.db.records import Attachment
 from app.gui.chat.message_widget import folded
@@ -205,6 +206,27 @@ def test_a_long_pasted_text_is_attached_and_a_long_message_is_folded(qtbot, page
         assert page.transcript.at_end == (bar.value() == bar.maximum())
         assert ("more characters are not shown" in texts(item)) == (words == "Show more")
     assert server.bodies[0]["messages"][0]["content"] == long.strip()
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_a_question_takes_as_much_height_as_it_needs_at_every_width(qtbot, page, server, long):
+    """An item that keeps the height of a narrower window leaves the end of the chat blank."""
+    ask(qtbot, page, "line of a message, that wraps somewhere " * (200 if long else 20))
+    for width in (1000, 640, 1300, 640, 1000):
+        page.resize(width, 700)
+        qtbot.waitUntil(lambda: page.transcript.viewport().width() > 0 and resting_height(page) is not None)
+        item = shown(page)[0]
+        seen = [made for made in item.findChildren(QWidget) if made.isVisible()]
+        lowest = max(made.mapTo(item, made.rect().bottomLeft()).y() for made in seen)
+        assert lowest <= item.height() <= lowest + 16, (width, lowest, item.height())
+
+
+def resting_height(page):
+    """The height of the first message, once nothing waits to be laid out; None before."""
+    before = [item.height() for item in shown(page)]
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)
+    QCoreApplication.processEvents()
+    return before[0] if before == [item.height() for item in shown(page)] else None
 
 
 def test_a_draft_too_long_for_the_model_is_told_before_anything_is_sent(qtbot, page, server):

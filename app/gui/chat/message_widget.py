@@ -145,6 +145,10 @@ class MessageWidget(ColumnItem):
             if view is self._body and self.message.role == "user":
                 available = min(available, self._bubble_width(width))
             view.fit_width(available)
+        # Innermost first: a layout further out takes a frame's height as it was until that frame is laid out again.
+        for frame in reversed(self.findChildren(QFrame)):
+            if (inside := frame.layout()) is not None:
+                inside.activate()
         self._column.invalidate()
         self._column.activate()
         return (

@@ -436,6 +436,8 @@ def test_a_message_of_two_million_letters_is_folded_and_stays_readable(walk):
         f"len(chat.controller.tree.path()[0].content) > {len(text) - 2} and spot('Show more', chat.transcript)"
     )
     bubble = "chat.transcript.item(chat.controller.tree.leaf_id)"
+    walk.until("'tokens; the model takes' in chat.banner.text")
+    walk.click("Close", "chat.banner")  # its letters are not those of the message
     folded = walk.ask(f"{bubble}.height()")
     for opened in (False, True):
         if opened:
@@ -449,6 +451,7 @@ def test_a_message_of_two_million_letters_is_folded_and_stays_readable(walk):
             walk.until(f"window.width() == {width}")
             walk.settle()
             assert walk.ask(f"ink({bubble})") > 20, (opened, width, "letters, not an empty bubble")
+            assert opened or walk.ask("spot('Show more', chat.transcript)"), width
         walk.picture(f"two-million-{opened}")
     walk.close()
     walk.start()
