@@ -202,6 +202,8 @@ def test_a_long_pasted_text_is_attached_and_a_long_message_is_folded(qtbot, page
         at = bar.value()
         press(item, words)
         assert len(item.text_view.toPlainText()) <= most
+        with qtbot.waitSignal(page.transcript.at_end_changed):
+            pass
         assert bar.value() == min(at, bar.maximum()), "what was read last stays in sight"
         assert page.transcript.at_end == (bar.value() == bar.maximum())
         assert ("more characters are not shown" in texts(item)) == (words == "Show more")

@@ -353,10 +353,11 @@ class ToolItem(ColumnItem):
         return " · ".join(filter(None, (facts.tool or "?", took, state)))
 
     def _show(self, *, opened: bool) -> None:
+        self.unfolding.emit()
         self.text.setVisible(opened)
         self.fold.setText(("▾ " if opened else "▸ ") + self._words.replace("&", "&&"))
         self.fold.setAccessibleName(self._words)
-        self.unfolded.emit()
+        self.height_changed.emit()
 
 
 class PairWidget(ColumnItem):
@@ -377,7 +378,7 @@ class PairWidget(ColumnItem):
         layout.setSpacing(self._gap)
         for pane in panes:
             pane.height_changed.connect(self.height_changed)
-            pane.unfolded.connect(self.unfolded)
+            pane.unfolding.connect(self.unfolding)
             layout.addWidget(self._framed(pane, chosen_id, busy=busy), 1)
         if len(panes) == 1:
             note = label(self.tr("Waits for the first answer, so that both run at full speed"), "muted", wrap=True)

@@ -223,10 +223,11 @@ class MessageWidget(ColumnItem):
         note.hide()
 
         def show(*, opened: bool) -> None:
+            self.unfolding.emit()
             self._body.set_plain(content[:_UNFOLDED] if opened else folded(content))
             more.setText(self.tr("Show less") if opened else self.tr("Show more"))
             note.setVisible(opened and hidden_chars > 0)
-            self.unfolded.emit()
+            self.height_changed.emit()
 
         more.setCheckable(True)
         more.toggled.connect(lambda opened: show(opened=opened))
@@ -372,10 +373,11 @@ class MessageWidget(ColumnItem):
         self._reasoning = view
 
         def show(*, opened: bool) -> None:
+            if self.message.status != "streaming":  # an answer that still grows is followed to its end
+                self.unfolding.emit()
             view.setVisible(opened)
             fold.setText(self.tr("▾ Reasoning") if opened else self.tr("▸ Reasoning"))
-            # An answer that still grows is followed to its end.
-            (self.height_changed if self.message.status == "streaming" else self.unfolded).emit()
+            self.height_changed.emit()
 
         fold.setCheckable(True)
         fold.toggled.connect(lambda opened: show(opened=opened))

@@ -14,13 +14,14 @@ from app.gui.widgets.basics import reserve_scroll_bar
 # Time for creating widgets per event loop iteration. The rest follows in the next one.
 _BUILD_BUDGET_S = 0.012
 _KEEP_SCREENS = 1.0
+_NEAR_END = 8  # pixels from the end that still count as the end
 
 
 class ColumnItem(QWidget):
     """One item of a column."""
 
     height_changed = Signal()
-    unfolded = Signal()  # the user has shown or hidden a part, which changes the height
+    unfolding = Signal()  # the user shows or hides a part, which will change the height
 
     def fit(self, width: int) -> int:
         """Lay out for this width. Returns the required height."""
@@ -129,7 +130,7 @@ class Column(QAbstractScrollArea):
         if self._arranging:
             return
         bar = self.verticalScrollBar()
-        stick = bar.value() >= bar.maximum() - 8
+        stick = bar.value() >= bar.maximum() - _NEAR_END
         if stick != self._stick:
             self._stick = stick
             self.at_end_changed.emit(stick)
@@ -183,7 +184,7 @@ class Column(QAbstractScrollArea):
             widget = self._make(key)
             widget.setParent(self.viewport())
             widget.height_changed.connect(lambda: self._on_height_changed(key))
-            widget.unfolded.connect(lambda: self._on_unfolded(key))
+            widget.unfolding.connect(lambda: self._on_unfolding(key))
             self._widgets[key] = widget
         self._heights[position] = widget.fit(self._width())
         self._measured[position] = True
@@ -195,12 +196,19 @@ class Column(QAbstractScrollArea):
         self._measured[position] = False
         self._arrange()
 
+    def _on_unfolding(self, key: int) -> None:
+        """Keep what is above that part in place, also at the end: it holds the button under the pointer.
+
+        The change is laid out once it is whole: halfway, the item may be too low for the place in the text.
+        """
+        self._stick, self._arranging = False, True
+        QTimer.singleShot(0, self, lambda: self._on_unfolded(key))
+
     def _on_unfolded(self, key: int) -> None:
-        """Keep what is above that part in place, also at the end: it holds the button under the pointer."""
-        self._stick = False
+        self._arranging = False
         self._on_height_changed(key)
         bar = self.verticalScrollBar()
-        self._stick = bar.value() >= bar.maximum() - 8
+        self._stick = bar.value() >= bar.maximum() - _NEAR_END
         self.at_end_changed.emit(self._stick)
 
     def _anchor(self) -> tuple[int, int]:
