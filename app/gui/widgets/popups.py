@@ -209,8 +209,8 @@ class MovingToast(Banner):
         """The shown widget, without its own toast."""
         within = self._shown.rect() if self._own is None else self._own.area()
         if self._own is not None and self._own.isVisible():
-            taken = self._own.height() + self._theme.tokens.unit
-            within.adjust(0, taken if self.at_top else 0, 0, 0 if self.at_top else -taken)
+            height = self._own.height() + self._theme.tokens.unit
+            within.adjust(0, height if self.at_top else 0, 0, 0 if self.at_top else -height)
         return within.translated(self._shown.mapTo(self._inside, QPoint(0, 0)))
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
