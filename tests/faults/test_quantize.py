@@ -78,7 +78,9 @@ def test_a_file_within_the_budget_that_explains_itself(tmp_path):
     before = digest(source)
     seen = []
     goal = SizeTarget(kind="budget", limit_bytes=1_200_000)
-    report = quantize(request(tmp_path, source=source, goal=goal), seen.append, lambda: False)
+    # Without a comparison: of random weights llama.cpp's preset may lose less, and is the result then.
+    asked = request(tmp_path, source=source, goal=goal, verify=False)
+    report = quantize(asked, seen.append, lambda: False)
     out = tmp_path / "out.gguf"
     assert out.stat().st_size == report.file_bytes <= 1_200_000
     file = read_gguf(out)
