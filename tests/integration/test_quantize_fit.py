@@ -8,8 +8,11 @@ import pytest
 from devices.detect import inventory
 from devices.host_real import RealHost
 from devices.process_memory import process_memory
+from engine.core.paths import Paths
 from engine.core.types import GenerationRequest
-from engine.job_kinds.quantize.request import fit_goal, promised, source_dry_run
+from engine.job_kinds.quantize.options import QuantizeOptions
+from engine.job_kinds.quantize.request import fit_goal, machine_fit, promised, source_dry_run
+from engine.placement.resources import open_resources
 from engine.placement.shape import model_shape
 from engine.runner.process import RunnerProcess
 from quantize.errors import BudgetTooSmall
@@ -103,3 +106,12 @@ def test_memory_that_cannot_do_names_what_can(tmp_path, fitted):
     smallest = caught.value.smallest_bytes
     made = plan(tmp_path, fitted(smallest), plan_only=True)
     assert made.plan.kv.type_k == "q4_0"
+
+
+def test_a_fit_reserves_no_more_context_than_the_model_was_trained_for(tmp_path):
+    resources = open_resources(Paths(*(tmp_path / name for name in ("config", "models", "state", "cache", "logs"))))
+    default, chosen = (
+        machine_fit(SPARK, QuantizeOptions(model=str(SPARK), fit=True, **changes), resources)
+        for changes in ({}, {"n_ctx": 512})
+    )
+    assert (default.goal.n_ctx, chosen.goal.n_ctx) == (1024, 512)

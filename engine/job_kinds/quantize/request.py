@@ -241,9 +241,10 @@ def machine_fit(source: Path, options: QuantizeOptions, resources: Resources) ->
     machine = resources.machine.now()
     memory = options.memory_bytes or resources.ledger.available("cpu", machine)
     with _with_header(source) as path:
-        settings = promised(path, options.n_ctx, options.n_seq)
-        dry = source_dry_run(settings, resources.dry_runs)
         shape = model_shape(read_gguf_model(path))
+        # No load gives a model more than it was trained for.
+        settings = promised(path, min(options.n_ctx, shape.context_train or options.n_ctx), options.n_seq)
+        dry = source_dry_run(settings, resources.dry_runs)
         apart = options.kv_type is None and not has_gpu(machine)
         return fit_goal(shape, memory, settings, machine.isa, dry=dry, apart=apart)
 
