@@ -119,8 +119,10 @@ class Transfer:
             # `_halt` before it writes, and a closed part ignores writes.
             self._halt.set()
             pool.shutdown(wait=False, cancel_futures=True)
-        wait(futures)  # `run` may start again from zero: another worker must not write into the new bytes
-        for future in futures:
+        # `wait` would never return for a future that was cancelled before a thread took it.
+        workers_left = [future for future in futures if not future.cancelled()]
+        wait(workers_left)  # `run` may start again from zero: another worker must not write into the new bytes
+        for future in workers_left:
             future.result()
 
     def _watch(self, futures: list[Future[None]], on_bytes: Callable[[int], None]) -> None:

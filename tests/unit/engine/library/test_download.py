@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from engine.core.errors import Cancelled
 from engine.jobs.jobs import JobContext, Paused
 from engine.library import errors
 from engine.library.catalogue import Catalogue
+from engine.library.hub import download as hub_download
 from engine.library.hub.download import Download, Request, RetryPolicy
 from engine.library.hub.file_selection import files_of
 from engine.library.hub.repository import choices_of
@@ -194,6 +196,18 @@ def test_changed_content_on_resume_starts_at_zero(hub, client, catalogue, spark)
     with pytest.raises(errors.FileChanged):
         stale.run(JobContext())
     assert download(client, catalogue).run(JobContext()).path.read_bytes() == bytes(changed)
+
+
+def test_a_failure_ends_a_download_whose_other_workers_have_not_begun(hub, client, catalogue, spark, monkeypatch):
+    stale = download(client, catalogue)
+    changed = bytearray(SPARK.read_bytes())
+    changed[-1] ^= 255
+    spark.files["spark-F16.gguf"] = FakeFile(bytes(changed))
+    monkeypatch.setattr(
+        hub_download, "ThreadPoolExecutor", lambda _workers, **names: ThreadPoolExecutor(1, **names)
+    )
+    with pytest.raises(errors.FileChanged):
+        stale.run(JobContext())
 
 
 def test_a_server_that_ignores_ranges_is_read_from_the_start(hub, client, catalogue, spark):
