@@ -1,25 +1,27 @@
 """Loads a model in this process as the program would load it on this CPU."""
 
-import msgspec
+import tempfile
+from pathlib import Path
 
-from devices.backends.cpu_kernels import tiles_library
-from devices.backends.libraries import library_folder
-from devices.detect import inventory
-from devices.host_real import RealHost
-from engine.placement.chip_speeds import bandwidth
-from engine.placement.cpu_choices import file_weights, prompt_tiles, tile_attention
-from engine.placement.placer import read_shape
+from engine.core.paths import Paths
+from engine.placement.placer import Placer, read_shape
+from engine.placement.resources import open_resources
+from engine.placement.types import PlacementLimits
 from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.llama.native.model import LoadedModel, load
 from engine.runner.protocol import LoadSettings
 
 
+def chosen_on_cpu(settings: LoadSettings) -> LoadSettings:
+    """`settings` with what dispatch chooses for the CPU of a machine on which nothing was measured yet."""
+    with tempfile.TemporaryDirectory(prefix="own-side-") as folder:
+        parts = (Path(folder) / name for name in ("config", "models", "state", "cache", "logs"))
+        placer = Placer(open_resources(Paths(*parts)))
+        pin = PlacementLimits(device="cpu")
+        return placer.defaults("benchmark", read_shape(settings.path), settings, pin).settings
+
+
 def load_as_chosen(settings: LoadSettings) -> LoadedModel:
     """Load with the kernels, attention and form of the weights that dispatch chooses; `settings` have the rest."""
-    machine, shape = inventory(RealHost()), read_shape(settings.path)
-    settings = msgspec.structs.replace(settings, flash_attn="auto")
-    settings = file_weights(settings, shape, machine.isa, bandwidth(machine.devices[0])) or settings
-    if tiles_library(library_folder()) is not None:
-        settings = prompt_tiles(settings, shape, machine.isa) or settings
-        settings = tile_attention(settings, shape, machine.isa) or settings
+    settings = chosen_on_cpu(settings)
     return load(start_backends(tiles=settings.tiles), settings, lambda _fraction: True)

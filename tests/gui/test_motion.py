@@ -103,9 +103,9 @@ def test_a_message_of_the_window_moves_nothing_and_leaves_that_of_the_page_to_be
     qtbot.waitUntil(lambda: not on_screen(window.banner).intersects(on_screen(page.banner)))
     assert places(page, page.banner) == before
     assert window.rect().contains(window.banner.geometry().translated(window.banner.over.pos()))
-    beside = on_screen(window.banner)
+    above = on_screen(window.banner)
     page.banner.hide()
-    qtbot.waitUntil(lambda: on_screen(window.banner) != beside)  # it takes the free place
+    qtbot.waitUntil(lambda: on_screen(window.banner) != above)  # it takes the free place
     page.banner.notify(LONG, "bad")
     qtbot.waitUntil(lambda: not on_screen(window.banner).intersects(on_screen(page.banner)))
     assert places(page, page.banner) == before

@@ -26,13 +26,13 @@ def test_a_failed_download_is_not_called_downloading():
 
 
 def test_a_paused_step_that_starts_again_says_so_beforehand():
-    def told(phase):
+    def note_at(phase):
         progress = Progress(phase=phase, done=60, total=100)
         return note_of(Job(id="fit-1", kind=JobKind.QUANTIZE, state="paused", title="Spark", progress=progress))
 
-    assert told("measure") == "Paused · Step 3 of 6: measuring quality loss · 60 %"
+    assert note_at("measure") == "Paused · Step 3 of 6: measuring quality loss · 60 %"
     again = " · measurements are stored; this step starts again"
-    assert told("write") == "Paused · Step 5 of 6: writing the file · 60 %" + again
+    assert note_at("write") == "Paused · Step 5 of 6: writing the file · 60 %" + again
 
 
 def test_no_network_is_told_in_words():

@@ -336,13 +336,13 @@ def test_a_request_does_not_wait_for_cells_that_can_be_had(model, memory):
 
         other = asyncio.create_task(write())
         await begun.wait()
-        beside = asyncio.create_task(answered(runner, asked(text(LONG), max_tokens=8)))
-        done, _ = await asyncio.wait({beside, other}, return_when=asyncio.FIRST_COMPLETED)
+        short = asyncio.create_task(answered(runner, asked(text(LONG), max_tokens=8)))
+        done, _ = await asyncio.wait({short, other}, return_when=asyncio.FIRST_COMPLETED)
         runner.pace(Pace())
         await other
-        return asks, done == {beside}, await beside, written
+        return asks, done == {short}, await short, written
 
-    asks, is_first, beside, written = with_runner(model("Llama, Mistral"), work, n_ctx=1024)
+    asks, is_first, short, written = with_runner(model("Llama, Mistral"), work, n_ctx=1024)
     assert [ask.wants_cells for ask in asks] == [True]
     assert is_first == (memory == "free")
-    assert (len(beside.ids), len(written)) == (8, 950)
+    assert (len(short.ids), len(written)) == (8, 950)
