@@ -189,7 +189,8 @@ def check_key(settings: LoadSettings, shape: ModelShape, machine: Machine) -> st
     """Key of everything that a device's results depend on; None if only the CPU computes.
 
     It has device, driver with Mesa and firmware, kernel, libraries, visibility settings, boot and suspends; the
-    model's architecture, widths and types; attention, cache types and whether layers stay on the CPU.
+    model's architecture, widths and types; attention, cache types, whether layers stay on the CPU, weights are
+    mapped, drafts are verified and images are read.
     """
     if not settings.devices or not settings.n_gpu_layers or settings.embeddings or settings.provider:
         return None
@@ -202,6 +203,11 @@ def check_key(settings: LoadSettings, shape: ModelShape, machine: Machine) -> st
         settings.n_batch,
         min(settings.n_parallel, CHECKED_SEQUENCES),
         0 <= settings.n_gpu_layers <= len(shape.layers),
+        settings.use_mmap,  # some drivers read mapped weights wrongly
+        settings.max_draft > 0,
+        settings.max_rollback > 0,
+        settings.mmproj_path is not None,
+        settings.projector_on_cpu,
     ]
     facts += [shape.architecture, shape.embedding, shape.heads, shape.attention, shape.feed_forward, shape.experts]
     facts += sorted({tensor.ggml_type.name for tensor in shape.tensors})

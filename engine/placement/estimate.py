@@ -162,7 +162,8 @@ def estimate(
     parts.append(_part("output", CPU, output, dry_run))
     if projector_bytes:
         size = projector_bytes + projector_bytes // PROJECTOR_EXTRA_DIVISOR
-        parts.append(MemoryPart(name="projector", device=gpu or CPU, num_bytes=size, basis="prior"))
+        there = CPU if gpu is None or settings.projector_on_cpu else gpu
+        parts.append(MemoryPart(name="projector", device=there, num_bytes=size, basis="prior"))
     overhead = dry_run.overhead_bytes if dry_run else PROCESS_BYTES + VOCABULARY_TOKEN_BYTES * shape.vocabulary
     overhead += work_bytes(shape, settings) + tile_bytes(shape, settings) if layers_from else 0
     overhead += SERVING_BYTES + SERVING_TOKEN_BYTES * max(settings.kv_cells, settings.n_ctx)

@@ -44,6 +44,8 @@ def load_facts(
         host_experts=on_host,
         checkpoints=settings.max_rollback > 0,
         projector=settings.mmproj_path is not None,
+        host_cache=settings.engine_args.kv_offload is False,
+        direct_io=False,  # no load asks llama.cpp for it
     )
 
 
@@ -56,13 +58,20 @@ def _toolkit() -> dict[str, str]:
 
 def found_rules(rules: Rules, shape: ModelShape, machine: Machine, settings: LoadSettings) -> tuple[Rule, ...]:
     """The rules that match a load with these settings."""
+    names = settings.devices if settings.n_gpu_layers else ()
+    places = [
+        (device, runtime.backend)
+        for name in names
+        for device in machine.devices
+        for runtime in device.runtimes
+        if runtime.device_name == name and device.kind != "remote"
+    ]
+    if not names:
+        places = [(device, "cpu") for device in machine.devices if device.kind == "cpu"]
     rules_found: list[Rule] = []
-    for name in settings.devices if settings.n_gpu_layers else ():
-        for device in machine.devices:
-            for runtime in device.runtimes:
-                if runtime.device_name == name and device.kind != "remote":
-                    facts = load_facts(rules, machine, device, runtime.backend, shape, settings)
-                    rules_found += [rule for rule in matching(rules.rules, facts) if rule not in rules_found]
+    for device, backend in places:
+        facts = load_facts(rules, machine, device, backend, shape, settings)
+        rules_found += [rule for rule in matching(rules.rules, facts) if rule not in rules_found]
     return tuple(rules_found)
 
 
@@ -94,11 +103,22 @@ def worked_round(then: Then, settings: LoadSettings) -> LoadSettings:
         settings = replace(settings, n_ubatch=size, n_batch=max(settings.n_batch, size))
     if then.max_draft is not None:
         settings = replace(settings, max_draft=min(settings.max_draft, then.max_draft))
+    settings = replace(settings, variables=with_variables(settings.variables, then.environment))
+    return _without_features(then, settings)
+
+
+def _without_features(then: Then, settings: LoadSettings) -> LoadSettings:
+    """The settings without what the rules switch off."""
+    replace = msgspec.structs.replace
     if then.checkpoints is False:
         settings = replace(settings, max_rollback=0)
     if then.use_mmap is False:
         settings = replace(settings, use_mmap=False)
-    return replace(settings, variables=with_variables(settings.variables, then.environment))
+    if then.projector == "cpu" and settings.mmproj_path is not None:
+        settings = replace(settings, projector_on_cpu=True)
+    if then.host_cache is False and settings.engine_args.kv_offload is False:
+        settings = replace(settings, engine_args=replace(settings.engine_args, kv_offload=None))
+    return settings
 
 
 def applied(

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 
 import msgspec
 
@@ -11,7 +12,7 @@ from devices.host import is_busy
 from devices.memory_ledger import DeviceBytes
 from devices.msgspec_lock import learned
 from devices.process_memory import process_memory
-from devices.types import ProcessMemory
+from devices.types import Machine, ProcessMemory
 from engine.core.errors import (
     BadModelFile,
     DeviceCheckFailed,
@@ -400,7 +401,7 @@ class MemoryAdmission:
         machine = self._placer.machine.now()
         untried = [f for f in prefill_fallbacks(settings, machine) if f.settings not in tried]
         if settings.devices:
-            may_try = not_bad(self._placer.resources.fault_rules.now(), read_shape(settings.path), machine)
+            may_try = self._may_try(settings.path, machine)
             untried = [fallback for fallback in untried if may_try(fallback.settings)]
         if not untried:
             self._died.pop(model_id)
@@ -414,12 +415,22 @@ class MemoryAdmission:
         return chosen
 
     def _next(self, settings: LoadSettings, tried: tuple[LoadSettings, ...]) -> Fallback | None:
-        """The next fallback that no known fault forbids. Reads the model's header only if a device computes."""
+        """The next fallback that is not known to fail. Reads the model's header only if a device computes."""
         machine = self._placer.machine.now()
         if not settings.devices or settings.external is not None:
             return next_fallback(settings, machine, tried)
-        may_try = not_bad(self._placer.resources.fault_rules.now(), read_shape(settings.path), machine)
-        return next_fallback(settings, machine, tried, may_try)
+        return next_fallback(settings, machine, tried, self._may_try(settings.path, machine))
+
+    def _may_try(self, path: str, machine: Machine) -> Callable[[LoadSettings], bool]:
+        """Whether a fallback is neither forbidden by a known fault nor known to compute wrong results here."""
+        shape = read_shape(path)
+        allowed = not_bad(self._placer.resources.fault_rules.now(), shape, machine)
+
+        def may_try(settings: LoadSettings) -> bool:
+            verdict = self._checks.verdict(settings, shape, machine)
+            return allowed(settings) and not (verdict is not None and verdict.wrong)
+
+        return may_try
 
 
 def _in_llama_cpp(settings: LoadSettings) -> bool:

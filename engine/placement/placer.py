@@ -34,17 +34,7 @@ from engine.placement.resources import Resources
 from engine.placement.results import machine_key, shape_key
 from engine.placement.shape import ModelShape, model_shape
 from engine.placement.speed import effective_gbs, speed_curve, weights_read
-from engine.placement.steps import (
-    STEPS,
-    Load,
-    by_formula,
-    moved_to,
-    other_machines,
-    prefix_cache,
-    remembered,
-    run,
-    sound,
-)
+from engine.placement.steps import Load, by_formula, moved_to, other_machines, remembered, run, sound
 from engine.placement.steps import device as device_step
 from engine.placement.types import (
     NO_OVERRIDES,
@@ -55,7 +45,6 @@ from engine.placement.types import (
     MemoryEstimate,
     Placement,
     PlacementLimits,
-    Step,
     changes_between,
 )
 from engine.runner.load_limits import exact_settings
@@ -89,13 +78,10 @@ class Placer:
         *,
         exact: bool = False,
     ) -> Placement:
-        """The placement of a load, including the fallback settings that worked after earlier failures.
-
-        Raises: BadModelFile.
-        """
+        """The placement of a load, with its energy. Raises: BadModelFile."""
         placed = self._with_energy(model_id, self._placed(model_id, settings, overrides, exact=exact))
-        if placed.settings.remotes or placed.settings.external is not None or placed.changes:
-            return placed
+        if placed.settings.external is not None or not onnx.is_folder(settings.path):
+            return placed  # its steps have used the fallback
         return msgspec.structs.replace(placed, settings=remembered(self.history, model_id, placed.settings))
 
     def placement(
@@ -112,16 +98,10 @@ class Placer:
         formulas are used. The user's pin counts unless the overrides name a device.
         Raises: BadModelFile.
         """
-        return self._placed(model_id, settings, overrides, exact=exact, last=prefix_cache)
+        return self._placed(model_id, settings, overrides, exact=exact)
 
     def _placed(
-        self,
-        model_id: str,
-        settings: LoadSettings,
-        overrides: PlacementLimits,
-        *,
-        exact: bool,
-        last: Step[Load] = STEPS[-1],
+        self, model_id: str, settings: LoadSettings, overrides: PlacementLimits, *, exact: bool
     ) -> Placement:
         external = kind_of(settings)
         if external is not None and external.place is not None:
@@ -134,7 +114,7 @@ class Placer:
         overrides = onnx.with_power(overrides)
         if settings.external is not None:
             return self._in_other_build(model_id, settings, settings.external, overrides)
-        return run(self._load(model_id, read_shape(settings.path), settings, overrides, exact=exact), last)
+        return run(self._load(model_id, read_shape(settings.path), settings, overrides, exact=exact))
 
     def _load(
         self, model_id: str, shape: ModelShape, settings: LoadSettings, overrides: PlacementLimits, *, exact: bool
@@ -218,7 +198,7 @@ class Placer:
         exact: bool = False,
     ) -> Placement:
         """Like `placement`, for a header that was already read, perhaps of a file that is not here."""
-        return run(self._load(model_id, shape, settings, overrides, exact=exact), prefix_cache)
+        return run(self._load(model_id, shape, settings, overrides, exact=exact))
 
     def defaults(
         self,

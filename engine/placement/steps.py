@@ -128,6 +128,18 @@ class Load(msgspec.Struct, kw_only=True):
     def moved(self, settings: LoadSettings) -> Placement:
         return moved_to(self.placed, settings, self.machine, self.need(settings))
 
+    def unless_faulty(self, settings: LoadSettings, changed: LoadSettings) -> LoadSettings:
+        """The changed settings; `settings`, with a reason, if a known fault forbids the changed place alone."""
+        if changed == settings:
+            return settings
+        rules = self.stores.fault_rules.now()
+        fault = refusing(rules, self.shape, self.machine, changed)
+        if fault is None or refusing(rules, self.shape, self.machine, settings) is not None:
+            return changed
+        moved = self.moved(changed)
+        self.add_reasons(fault_reason("fault_avoided", fault, backend=moved.backend, device=moved.device_name))
+        return settings
+
     def add_reasons(self, *reasons: Reason, **changes: Any) -> None:
         placed = self.placed
         self.placement = msgspec.structs.replace(placed, reasons=(*placed.reasons, *reasons), **changes)
@@ -264,6 +276,8 @@ def _tuned(load: Load, settings: LoadSettings, tuned: Tuned) -> tuple[LoadSettin
     if overdraft(load.ledger, moved.need, load.owner) is not None:
         load.add_reasons(because("tuned_fits_not"))
         return settings, None
+    if load.unless_faulty(settings, changed) is settings:
+        return settings, None
     load.placement = moved
     load.add_reasons(
         *tuned.reasons(),
@@ -273,6 +287,60 @@ def _tuned(load: Load, settings: LoadSettings, tuned: Tuned) -> tuple[LoadSettin
         measured_on="stand-in" if tuned.stand_in else "model",
     )
     return changed, tuned.reasons()[0]
+
+
+def engine_arguments(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+    """Apply the user's raw llama.cpp arguments: they override what was chosen, tuned or measured."""
+    args = given(settings.engine_args)
+    if not args:
+        return settings, None
+    changed, reason = decided(settings), _arguments(settings)
+    moved = load.moved(changed)
+    if changed.devices and moved.device == "cpu":
+        raise InputFault(because("engine_args_device", device=changed.devices[0]), "engine_args.devices")
+    load.placement = msgspec.structs.replace(moved, fits=overdraft(load.ledger, moved.need, load.owner) is None)
+    load.add_reasons(reason)
+    if settings.engine_args.devices:
+        fault = refusing(load.stores.fault_rules.now(), load.shape, load.machine, changed)
+        if fault is not None:
+            load.add_reasons(fault_reason("fault_pinned", fault, backend=moved.backend))
+    return changed, reason
+
+
+def fallback_that_worked(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+    """Use the fallback that worked after other settings had failed."""
+    if settings.remotes:
+        return settings, None
+    changed = remembered(load.history, load.owner, settings)
+    return load.unless_faulty(settings, changed), because("worked_after_failure")
+
+
+def prefill_deaths(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+    """Use what was tried after a runner died in a long prompt of this model, on this device with this driver."""
+    death = load.history.death(death_key(load.owner, settings, load.machine))
+    if death is None or max(settings.n_ctx, settings.max_ctx) < death.depth or settings.remotes:
+        return settings, None
+    changed, reason = with_changes(settings, death.changes), because("died_reading", tokens=death.depth)
+    changed = load.unless_faulty(settings, changed)
+    if changed == settings:
+        return settings, None
+    load.placement = load.moved(changed)
+    load.add_reasons(reason)
+    return changed, reason
+
+
+# ---- What is known to fail or to compute wrong results. Later steps must not change what these have judged.
+
+
+def fault_workarounds(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
+    """Work around known faults of this chip, driver and engine."""
+    changed, rules = applied(load.stores.fault_rules.now(), load.shape, load.machine, settings)
+    if changed == settings or settings.remotes:
+        return settings, None
+    reasons = [fault_reason("fault_settings", rule) for rule in rules]
+    load.placement = load.moved(changed)
+    load.add_reasons(*reasons)
+    return changed, reasons[0]
 
 
 def sound_device(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
@@ -291,45 +359,7 @@ def sound_device(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reas
     return fallback.settings, reason
 
 
-def fault_workarounds(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """Work around known faults of this chip, driver and engine."""
-    changed, rules = applied(load.stores.fault_rules.now(), load.shape, load.machine, settings)
-    if changed == settings or settings.remotes:
-        return settings, None
-    reasons = [fault_reason("fault_settings", rule) for rule in rules]
-    load.placement = load.moved(changed)
-    load.add_reasons(*reasons)
-    return changed, reasons[0]
-
-
-def prefill_deaths(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """Use what was tried after a runner died in a long prompt of this model, on this device with this driver."""
-    death = load.history.death(death_key(load.owner, settings, load.machine))
-    if death is None or max(settings.n_ctx, settings.max_ctx) < death.depth or settings.remotes:
-        return settings, None
-    changed, reason = with_changes(settings, death.changes), because("died_reading", tokens=death.depth)
-    if changed == settings:
-        return settings, None
-    load.placement = load.moved(changed)
-    load.add_reasons(reason)
-    return changed, reason
-
-
-# ---- Final steps
-
-
-def engine_arguments(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """Apply the user's raw llama.cpp arguments: they override what was chosen, tuned or measured."""
-    args = given(settings.engine_args)
-    if not args:
-        return settings, None
-    changed, reason = decided(settings), _arguments(settings)
-    moved = load.moved(changed)
-    if changed.devices and moved.device == "cpu":
-        raise InputFault(because("engine_args_device", device=changed.devices[0]), "engine_args.devices")
-    load.placement = msgspec.structs.replace(moved, fits=overdraft(load.ledger, moved.need, load.owner) is None)
-    load.add_reasons(reason)
-    return changed, reason
+# ---- Final step
 
 
 def prefix_cache(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
@@ -349,13 +379,6 @@ def prefix_cache(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reas
     return changed, because("prefixes_by_room")
 
 
-def fallback_that_worked(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
-    """Use the fallback that worked after other settings had failed."""
-    if settings.remotes:
-        return settings, None
-    return remembered(load.history, load.owner, settings), because("worked_after_failure")
-
-
 # The order of the steps. If a load does not fit, it runs again without the steps of the next row of LEFT_OUT,
 # provided that they changed something.
 STEPS: Final[tuple[Step[Load], ...]] = (
@@ -368,12 +391,12 @@ STEPS: Final[tuple[Step[Load], ...]] = (
     device,
     other_machines,
     tuned_or_measured,
-    fault_workarounds,
-    prefill_deaths,
-    sound_device,
     engine_arguments,
-    prefix_cache,
     fallback_that_worked,
+    prefill_deaths,
+    fault_workarounds,
+    sound_device,
+    prefix_cache,
 )
 LEFT_OUT: Final[tuple[tuple[Step[Load], ...], ...]] = ((), (speculation,), (speculation, context))
 

@@ -73,6 +73,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     `max_draft` is the longest draft that one step verifies (0: none). `mtp` loads the file's own MTP head.
     `max_rollback` is the number of tokens by which a recurrent state can be rolled back; each sequence has as many
     copies of it.
+    `projector_on_cpu`: images are read there although the layers are on a GPU.
     `tiles` names the computations of Tessera's own CPU kernels: weight types, in products with prompts, and
     `attention` (devices/backends/cpu_kernels.py).
     `lazy_tables`: a table of embeddings per layer is read row by row from the file, not held in memory.
@@ -114,6 +115,7 @@ class LoadSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_rollback: int = 0
     draft_path: str | None = None
     mmproj_path: str | None = None
+    projector_on_cpu: bool = False
     embeddings: bool = False
     provider: str = ""
     allow_fallback: bool = False

@@ -3,8 +3,8 @@
     python tests/bench/row_check_grid.py [--device Vulkan0] [--only NAME ...] [--ubatches 64 512] [--record]
 
 Without a device, the CPU's own kernels are compared with its plain ones: all shapes of tests/support/models. With
-one, six of them, in a kernel pack's backend. Each is loaded once with each cache type, so that every pair of
-(architecture, ubatch), (architecture, cache type) and (ubatch, cache type) is covered. Three checks run on each
+one, six of them, narrower, in a kernel pack's backend. Each is loaded once with each cache type, so that every pair
+of (architecture, ubatch), (architecture, cache type) and (ubatch, cache type) is covered. Three checks run on each
 load: the one of a first load, the deep one of an idle server, and rows of four answers at once, computed again.
 A software Vulkan device needs Mesa's lavapipe, GGML_VK_VISIBLE_DEVICES=0 and an installed Vulkan pack.
 Limits of time are off, so every scenario runs. `--record` writes the totals to tests/bench/results; CPU seconds are
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,18 @@ UBATCHES = (64, 256, 512)
 ON_DEVICE = ("llama-q4_0", "big-vocab", "qwen3moe", "gemma3", "lfm2", "deepseek2")
 UNQUANTIZED = ("f16", "bf16", "f32")
 CHECKS = ("load", "idle", "rows")
-# Tokens of the long text; windows of the shapes have at most 512.
-DEPTH = 1200
+# A software GPU computes some hundred times slower than the CPU's kernels: smaller models, all kinds of tensors.
+NARROW = {"embd": 256, "ffn": 512, "vocab": 1024}
+# Tokens of the long text, on the CPU and on a device; windows of the shapes have at most 512.
+DEPTH, DEVICE_DEPTH = 1200, 700
 CONTEXT = 1536
+
+
+def device_writers() -> dict[str, Callable[[Path], Path]]:
+    """The same for the shapes tried on a device; the vocabulary of `big-vocab` stays larger than 16 bits."""
+    shapes = {name: replace(shallow(name), **NARROW) for name in ON_DEVICE}
+    shapes["big-vocab"] = scaled("big-vocab", layers=1, embd=64, vocab=70_000)
+    return {name: lambda path, shape=shape: write_shape(path, shape) for name, shape in shapes.items()}
 
 
 def writers() -> dict[str, Callable[[Path], Path]]:
@@ -83,6 +93,7 @@ class Grid:
 
     def __init__(self, device: str) -> None:
         self.devices = (device,) if device else ()
+        self.depth = DEVICE_DEPTH if device else DEPTH
         self.api = start_backends(self.devices)
         self.spent: dict[str, list[float]] = {name: [] for name in ("reference", *CHECKS)}
         self.alarms: list[str] = []
@@ -101,7 +112,7 @@ class Grid:
         try:
             reference = self.timed("reference", lambda: self.written(settings, folder / f"{where}.msgpack"))
             at_load = self.timed("load", lambda: self.at_load(settings, reference))
-            deep = self.timed("idle", lambda: deep_check_child.compared(settings, DEPTH))
+            deep = self.timed("idle", lambda: deep_check_child.compared(settings, self.depth))
             rows = self.timed("rows", lambda: verdicts(*self.recorded(settings)))
         except Exception as error:  # a combination that llama.cpp does not offer
             self.skipped.append(f"{where}: {error}")
@@ -162,8 +173,8 @@ def main() -> int:
 
 def examine(options: argparse.Namespace) -> int:
     """Run the grid; the number of an architecture rotates its ubatches."""
-    named = writers()
-    names = options.only or (list(ON_DEVICE) if options.device else list(named))
+    named = device_writers() if options.device else writers()
+    names = options.only or list(named)
     grid, loads = Grid(options.device), 0
     for number, name in enumerate(names):
         with tempfile.TemporaryDirectory() as folder:

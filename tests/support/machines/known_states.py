@@ -14,6 +14,7 @@ from typing import Any
 from devices.fault_rules import Decision, Facts, Rules, decide, load
 
 STATES = Path(__file__).parents[2] / "data" / "machines" / "known_states.json"
+FURTHER = STATES.with_name("further_states.json")
 BACKENDS = {"hip": "rocm"}
 MONTHS = {name: number for number, name in enumerate(calendar.month_abbr) if name}
 # What a file's name says of its architecture, where the thread names the model only.
@@ -224,7 +225,10 @@ def _changes(decision: Decision) -> dict[str, Any]:
     then = decision.then
     told = {"mmap": then.use_mmap, "checkpoints": then.checkpoints, "drafts": then.max_draft}
     found: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
+    if then.host_cache is not None:
+        found["kv_offload"] = not then.host_cache
     sizes = {"ubatch": then.max_ubatch or then.min_ubatch, "flash_attn": then.flash_attn}
+    sizes |= {"projector": then.projector}
     found |= {name: value for name, value in sizes.items() if value}
     found |= {"kv_type": "f16"} if then.plain_cache else {}
     found |= {"env": {k: v for k, v in then.environment.items() if v}} if any(then.environment.values()) else {}

@@ -21,10 +21,10 @@ from engine.placement.device_checks import DeviceChecks
 from engine.placement.placer import read_shape
 from engine.runner.protocol import LoadSettings
 from tests.support.fakes.minisign_signer import Signer
-from tests.support.machines.known_states import agrees, facts_of, states
+from tests.support.machines.known_states import FURTHER, agrees, facts_of, states
 from tests.support.models.shapes import scaled, write_shape
 
-STATES = states()
+STATES = [*states(), *states(FURTHER)]
 
 
 @pytest.fixture(scope="module")

@@ -95,7 +95,8 @@ class Vision:
         log.begin("the projector", path)
         self._log = _quiet(api)
         params = api.mtmd_context_params_default()
-        params.use_gpu = bool(settings.devices) and settings.n_gpu_layers != 0
+        on_gpu = bool(settings.devices) and settings.n_gpu_layers != 0
+        params.use_gpu = on_gpu and not settings.projector_on_cpu
         params.print_timings = False
         params.warmup = False
         params.flash_attn_type = FLASH_ATTN[settings.flash_attn]

@@ -11,14 +11,19 @@ from engine.core.types import DeviceCheck
 from engine.message_catalog import sentence, sentences
 from engine.message_catalog.reasons import because
 from engine.placement import engine_versions, fault_workarounds
+from engine.placement.estimate import need_at
 from engine.placement.fallbacks import next_fallback, with_variables
-from engine.placement.fault_workarounds import not_bad
-from engine.placement.placer import read_shape
+from engine.placement.fault_workarounds import applied, not_bad
+from engine.placement.measurements import TunableSettings
+from engine.placement.memory_admission import MemoryAdmission
+from engine.placement.placer import Placer, read_shape
 from engine.placement.quarantine import forget, found_rule, quarantine
 from engine.placement.resources import open_resources
-from engine.placement.steps import Load, death_key, run, sound
+from engine.placement.results import Tuned, machine_key, shape_key
+from engine.placement.steps import STEPS, Load, death_key, prefix_cache, run, sound, sound_device
 from engine.placement.steps import fault_workarounds as step
 from engine.placement.types import NO_OVERRIDES, PlacementLimits
+from engine.runner.engine_args import EngineArgs
 from engine.runner.llama.batch.step_budget import StepBudget
 from engine.runner.protocol import LoadSettings
 from tests.support.fakes.scripted import home_paths
@@ -223,32 +228,139 @@ def test_the_card_says_that_a_load_was_too_short_for_some_checks_until_they_are_
     assert placed(HALO).settings == before.settings
 
 
-@pytest.mark.parametrize("later", ["a rule", "a death"])
+DIFFERENT = DeviceCheck(rows=4, kld_mean=2.0, kld_max=5.0, top_changed_frac=0.0, logprob_difference=0.0)
+
+
+def tuned_for(machine, shape, **knobs):
+    return Tuned(
+        machine_key=machine_key(machine),
+        shape_key=shape_key(shape),
+        prompt_tokens=512,
+        knobs=TunableSettings(**knobs),
+        turn_s=1.5,
+        default_turn_s=1.8,
+        prefill_tok_s=900.0,
+        decode_tok_s=321.0,
+        choices=(),
+        measured_at=1e9,
+    )
+
+
+@pytest.mark.parametrize("later", ["a rule", "a death", "raw arguments", "a fallback"])
 def test_a_wrong_device_is_not_used_although_a_later_step_changed_its_settings(placed, path, later):
-    """The result is stored for the settings that were loaded: those after rules and deaths of runners."""
+    """The result is stored for the settings that were loaded: those after all other steps."""
     resources, shape = placed.resources, read_shape(path)
     machine = with_rocm(HALO, variables=("GGML_CUDA_ENABLE_UNIFIED_MEMORY",)) if later == "a rule" else HALO
-    pin = PlacementLimits(device="ROCm0" if later == "a rule" else "vulkan")
-    usual = placed(machine, overrides=pin).settings
+    options = {"overrides": PlacementLimits(device="ROCm0" if later == "a rule" else "vulkan")}
+    usual = placed(machine, **options).settings
+    half = {"n_ubatch": usual.n_ubatch // 2}
     if later == "a death":
-        resources.history.record_death(death_key("", usual, machine), 4096, {"n_ubatch": usual.n_ubatch // 2})
-    loaded = placed(machine, overrides=pin).settings
-    assert loaded.variables if later == "a rule" else loaded.n_ubatch == usual.n_ubatch // 2
-    check = DeviceCheck(rows=4, kld_mean=2.0, kld_max=5.0, top_changed_frac=0.0, logprob_difference=0.0)
+        resources.history.record_death(death_key("", usual, machine), 4096, half)
+    if later == "a fallback":
+        resources.history.remember("", half)
+    if later == "raw arguments":
+        options["engine_args"] = EngineArgs(flash_attn="on", type_k="q8_0", type_v="q8_0")
+    loaded = placed(machine, **options).settings
+    assert loaded != usual or later == "a rule"
     tried = []
     while loaded.devices:
         tried.append((loaded.devices, loaded.flash_attn))
-        resources.checks.record(loaded, shape, machine, check, "it differs")
-        loaded = placed(machine, overrides=pin).settings
+        resources.checks.record(loaded, shape, machine, DIFFERENT, "it differs")
+        loaded = placed(machine, **options).settings
         assert (loaded.devices, loaded.flash_attn) not in tried
     assert len(tried) >= 2
 
 
+def test_nothing_that_a_device_check_depends_on_is_set_after_it():
+    assert STEPS[STEPS.index(sound_device) + 1 :] == (prefix_cache,)
+
+
+@pytest.mark.parametrize("learned_here", ["tuned", "a fallback", "a death"])
+def test_what_was_learned_here_does_not_lead_to_a_place_that_a_known_fault_forbids(placed, path, learned_here):
+    resources, machine = placed.resources, with_rocm(HALO)
+    usual = placed(machine, BAD_ENGINE)
+    if learned_here == "tuned":
+        resources.tuned.put(tuned_for(machine, read_shape(path), devices=("ROCm0",), n_gpu_layers=-1))
+    if learned_here == "a fallback":
+        resources.history.remember("", {"devices": ["ROCm0"]})
+    if learned_here == "a death":
+        resources.history.record_death(death_key("", usual.settings, machine), 4096, {"devices": ["ROCm0"]})
+    assert placed(machine).settings.devices == ("ROCm0",), "a good engine"
+    found = placed(machine, BAD_ENGINE)
+    assert found.settings.devices == usual.settings.devices == ("Vulkan0",)
+    assert words(found).count("rocm is not used on") >= 1
+
+
+def test_raw_arguments_that_name_a_faulty_place_are_obeyed_and_the_fault_is_named(placed):
+    machine, args = with_rocm(HALO), EngineArgs(devices=("ROCm0",))
+    found = placed(machine, BAD_ENGINE, engine_args=args)
+    assert found.settings.devices == ("ROCm0",)
+    assert "you pinned rocm in spite of a known fault" in words(found)
+    assert "in spite of" not in words(placed(machine, engine_args=args))
+
+
+def test_a_known_fault_is_worked_round_although_raw_arguments_ask_for_it(placed, tmp_path, monkeypatch):
+    monkeypatch.setenv("TESSERA_FAULT_RULES", str(tmp_path / "rules"))
+    rule = fault_rules.Rule(
+        id="here-attention",
+        title="Vulkan computes fused attention wrongly",
+        effect="wrong answers",
+        when=fault_rules.When(backends=("vulkan",), flash=True),
+        then=fault_rules.Then(flash_attn="off"),
+        sources=("a test",),
+    )
+    fault_rules.add_found(rule)
+    args = EngineArgs(flash_attn="on")
+    found = placed(HALO, overrides=PlacementLimits(device="vulkan"), engine_args=args)
+    assert (found.backend, found.settings.flash_attn) == ("vulkan", "off")
+    assert "works round a known fault: Vulkan computes fused attention wrongly" in words(found)
+
+
+def test_a_fallback_after_a_crash_is_not_one_that_computes_wrong_results_here(path, tmp_path, monkeypatch):
+    resources, shape, machine = open_resources(home_paths(tmp_path)), read_shape(path), with_rocm(HALO)
+    monkeypatch.setattr(resources.machine.__class__, "now", lambda _self: machine)
+    monkeypatch.setattr(fault_workarounds, "engine_builds", lambda _rules, _version: SHIPPED)
+    admission = MemoryAdmission(Placer(resources))
+    settings = LoadSettings(path=path, devices=("Vulkan0",), n_gpu_layers=99, n_ubatch=128)
+    assert admission._next(settings, ()).settings.devices == ("ROCm0",)
+    resources.checks.record(replace(settings, devices=("ROCm0",)), shape, machine, DIFFERENT, "it differs")
+    assert admission._next(settings, ()).settings.devices != ("ROCm0",)
+
+
+def test_a_projector_stays_on_the_processor_where_its_shaders_crash_the_driver(path):
+    rules, shape = fault_rules.load(), read_shape(path)
+    settings = LoadSettings(path=path, devices=("Vulkan0",), n_gpu_layers=99, mmproj_path=path)
+    for mesa, on_cpu in (("25.0.7", True), ("26.0.5", False)):
+        machine = replace(HALO, versions=(("mesa", mesa),))
+        changed, _ = applied(rules, shape, machine, settings)
+        assert changed.projector_on_cpu is on_cpu
+        need = need_at(shape, changed, machine.isa, IGPU, None)
+        assert {p.device for p in need.parts if p.name == "projector"} == {"cpu" if on_cpu else IGPU}
+
+
+def test_a_cache_that_raw_arguments_leave_in_memory_goes_where_it_is_read_correctly(path, monkeypatch):
+    rules, hybrid = fault_rules.load(), replace(read_shape(path), architecture="qwen35moe")
+    args = EngineArgs(kv_offload=False, swa_full=True)
+    settings = LoadSettings(path=path, devices=("Vulkan0",), n_gpu_layers=99, engine_args=args)
+    for build, offloads in ((9396, None), (SHIPPED[0], False)):
+        monkeypatch.setattr(fault_workarounds, "engine_builds", lambda _rules, _version, b=build: (b, b))
+        changed, _ = applied(rules, hybrid, HALO, settings)
+        assert changed.engine_args == replace(args, kv_offload=offloads)
+
+
+def test_rules_for_the_processor_are_obeyed_there(path, monkeypatch):
+    rules, deepseek = fault_rules.load(), replace(read_shape(path), architecture="deepseek4")
+    settings = LoadSettings(path=path, type_k="q8_0", type_v="q8_0", flash_attn="on")
+    for build, cache in ((9850, "f16"), (SHIPPED[0], "q8_0")):
+        monkeypatch.setattr(fault_workarounds, "engine_builds", lambda _rules, _version, b=build: (b, b))
+        changed, _ = applied(rules, deepseek, HALO, settings)
+        assert (changed.type_k, changed.type_v) == (cache, cache)
+
+
 def test_the_next_device_after_a_wrong_one_is_not_one_that_is_known_to_fail(path, tmp_path, monkeypatch):
     resources, shape, machine = open_resources(home_paths(tmp_path)), read_shape(path), with_rocm(HALO)
-    check = DeviceCheck(rows=4, kld_mean=2.0, kld_max=5.0, top_changed_frac=0.0, logprob_difference=0.0)
     settings = LoadSettings(path=path, devices=("Vulkan0",), n_gpu_layers=99, n_ubatch=128, flash_attn="off")
-    resources.checks.record(settings, shape, machine, check, "it differs")
+    resources.checks.record(settings, shape, machine, DIFFERENT, "it differs")
     for builds, devices in ((SHIPPED, ("ROCm0",)), (BAD_ENGINE, ())):
         monkeypatch.setattr(fault_workarounds, "engine_builds", lambda _rules, _version, builds=builds: builds)
         assert sound(resources, settings, shape, machine).settings.devices == devices
@@ -256,11 +368,10 @@ def test_the_next_device_after_a_wrong_one_is_not_one_that_is_known_to_fail(path
 
 def test_on_the_processor_our_kernels_are_left_out_one_after_the_other(path, tmp_path):
     resources = open_resources(home_paths(tmp_path))
-    check = DeviceCheck(rows=4, kld_mean=2.0, kld_max=5.0, top_changed_frac=0.0, logprob_difference=0.0)
     settings = LoadSettings(path=path, tiles=("q8_0",), repack=True)
-    rule = quarantine(resources, "m", settings, read_shape(path), WHY, check, sentence)
+    rule = quarantine(resources, "m", settings, read_shape(path), WHY, DIFFERENT, sentence)
     assert resources.history.remembered("m") == {"tiles": ()}
-    quarantine(resources, "m", replace(settings, tiles=()), read_shape(path), WHY, check, sentence)
+    quarantine(resources, "m", replace(settings, tiles=()), read_shape(path), WHY, DIFFERENT, sentence)
     assert resources.history.remembered("m") == {"tiles": (), "repack": False}
     assert forget(resources, rule)
     assert resources.history.remembered("m") == {}
