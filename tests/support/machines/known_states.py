@@ -156,7 +156,7 @@ def _versions(told: dict[str, Any]) -> dict[str, str]:
     cuda = str(_told(told, "cuda") or "")
     found["nvcc"] = next(iter(re.findall(r"(?:nvcc V?|V)([\d.]+)", cuda)), cuda or None)
     drivers = f"{gpu.get('driver', '')} {system.get('driver', '')} {told.get('driver', '')}"
-    found["windows_driver"] = next(iter(re.findall(r"\b\d\d\.0\.\d{2,5}\.\d{4,5}\b", drivers)), None)
+    found["windows_driver"] = next(iter(re.findall(r"\b\d\d\.0\.\d{2,5}\.\d{2,5}\b", drivers)), None)
     found["adrenalin"] = next(iter(re.findall(r"(?<![\d.])2[4-9]\.\d{1,2}\.\d(?![\d.])", drivers)), None)
     found["amdgpu_dkms"] = next(iter(re.findall(r"dkms ([\d.]+)", drivers)), None)
     found["adreno_compiler"] = next(iter(re.findall(r"E0(\d\d\.\d+)", drivers)), None)
