@@ -206,6 +206,7 @@ def examine(options: argparse.Namespace) -> int:
     if options.record and compared_loads:
         where = {"device": options.device or "CPU", "architectures": len(names)}
         where |= {"cache_types": "/".join(options.caches), "ubatches": "/".join(map(str, options.ubatches))}
+        where |= {"shapes": "/".join(names)} if options.only else {}
         record("row_check_grid", "false alarms", len(grid.alarms), "", n=compared_loads, **where)
         for check, values in grid.spent.items():
             mean = round(sum(values) / len(values), 2)
