@@ -39,7 +39,7 @@ def command(as_json: bool, replay: Path | None) -> None:
         build["gpus"] = list(gpu_lines(machine))
         click.echo(json.dumps({"findings": to_json(list(findings)), **build}, indent=2))
     else:
-        _print(findings, "\n".join((build_summary(machine), *gpu_lines(machine), meter_summary(machine))))
+        _print(findings, (build_summary(machine), *gpu_lines(machine), meter_summary(machine)))
     raise SystemExit(1 if any(finding.severity == "error" for finding in findings) else 0)
 
 
@@ -75,12 +75,13 @@ def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
     )
 
 
-def _print(findings: tuple[object, ...], summary: str) -> None:
+def _print(findings: tuple[object, ...], summary: tuple[str, ...]) -> None:
     from app.cli.console import console, escape
     from devices.types import Finding
 
     out = console()
-    out.print(escape(summary))
+    for line in summary:
+        out.print(escape(line))
     for finding in findings:
         assert isinstance(finding, Finding)
         out.print(f"\n{MARKS[finding.severity]}: {escape(finding.title)}")

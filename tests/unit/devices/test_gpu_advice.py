@@ -1,8 +1,10 @@
 """GPU advice for Linux machines names the distribution's own packages, versions and commands."""
 
 import copy
+import json
 
 import pytest
+from click.testing import CliRunner
 from msgspec.structs import replace
 
 from devices.backends.backend_probe import try_backends
@@ -195,6 +197,14 @@ def test_the_line_of_a_gpu_that_is_used_and_of_a_machine_without_one():
     assert any(line.startswith("GPU: AMD Radeon 8060S runs models with") for line in lines)
     machine = detailed(RecordedHost({**RECORDINGS["vm-firecracker"], "backends": []}))
     assert gpu_lines(machine) == ("GPU: none found; models run on the CPU.",)
+
+
+def test_doctor_prints_kernels_each_gpu_and_power_meters_on_lines_of_their_own(tmp_path):
+    from app.cli.doctor import command
+
+    (tmp_path / "machine.json").write_text(json.dumps(RECORDINGS["nv-hybrid-addw4"]))
+    lines = CliRunner().invoke(command, ["--from", str(tmp_path / "machine.json")]).output.splitlines()
+    assert [line.partition(":")[0] for line in lines[:4]] == ["Kernels", "GPU", "GPU", "Power meters"]
 
 
 def test_the_window_shows_the_lines_of_set_up_and_doctor_in_its_language():
