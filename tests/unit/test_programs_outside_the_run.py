@@ -1,4 +1,4 @@
-"""Benchmarks and opt-in tests import only existing names; the normal run would not notice a moved module."""
+"""Benchmarks, opt-in tests and the bundle's recipe import only existing names; the normal run starts none."""
 
 import ast
 from functools import cache
@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"app", "devices", "engine", "installers", "quantize"}
 PROGRAMS = sorted(p for folder in ("bench", "optin", "real") for p in (ROOT / "tests" / folder).rglob("*.py"))
+PROGRAMS += sorted((ROOT / "installers").rglob("*.spec"))
 
 
 def source_of(module):
@@ -56,7 +57,7 @@ def missing(text):
                     yield f"{node.module}: {name.name}"
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: str(p.relative_to(ROOT / "tests")))
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_they_import_what_is_there(program):
     assert list(missing(program.read_text("utf-8"))) == []
 
