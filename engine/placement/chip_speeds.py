@@ -21,10 +21,12 @@ from devices.types import Device, Runtime
 TABLE: Final = Path(__file__).with_name("chip_speeds.json")
 # Families that compute prompts in 8 bits; all others use 16.
 TENSOR_INT8: Final = frozenset({"nvidia", "gb10"})
-DP4A: Final = "nvidia-dp4a"
+# Families without matrix units whose prompts are a share of their integer dot products.
+DP4A: Final = frozenset({"nvidia-dp4a", "rdna2-card", "rdna2-igpu"})
 # A GPU without matrix units multiplies quantized weights with integer dot products. A device without these reaches
-# this share of that speed. Not measured: no two runs were found that differ in nothing else.
-WITHOUT_INT_DOT: Final = 0.6
+# this share of that speed. Source: RX 6800 XT with and without them, 1,846 and 921 tokens/s (ggml-org/llama.cpp,
+# pull request 12135).
+WITHOUT_INT_DOT: Final = 0.5
 # Name of Tessera's own CPU kernels among the backends of `ChipSpeeds.types`.
 OWN_KERNELS: Final = "own"
 # A software renderer on the CPU, without the CPU's own kernels. Measured: log-archive.md, kernels.
@@ -92,7 +94,8 @@ class CpuSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     `unpack_ns`: nanoseconds that one core needs to multiply by a quantized weight; `layer_us`: how long the threads
     wait for each other per layer and token; `token_us`: sampling a token and sending it. `own_attention`: prompt
-    speed of Tessera's attention, relative to llama.cpp's.
+    speed of Tessera's attention, relative to llama.cpp's. `wide_reads`: share of a wide memory bus that the cores
+    of an unknown CPU reach.
     """
 
     core: Positive
@@ -106,6 +109,7 @@ class CpuSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     token_us: NotNegative
     mixture: Positive
     own_attention: Positive
+    wide_reads: Positive
     sources: Sources
 
 
@@ -324,8 +328,8 @@ def has_matrix(runtime: Runtime | None) -> bool:
 
 def peak_tflops(chip: Gpu, matrix: bool, *, has_dot: bool = True) -> float | None:
     """The peak that prompt speeds are a share of, in 10^12 operations per second."""
-    if chip.family == DP4A and chip.int8_dp4a_tops is not None:
-        return chip.int8_dp4a_tops
+    if chip.family in DP4A and chip.int8_dp4a_tops is not None:
+        return chip.int8_dp4a_tops * (1.0 if has_dot else WITHOUT_INT_DOT)
     if matrix and chip.family in TENSOR_INT8:
         return chip.int8_matrix_tops
     if matrix and chip.fp16_matrix_tflops is not None:
@@ -424,6 +428,13 @@ def _unknown_rates(device: Device, runtime: Runtime | None) -> Rates:
     return Rates(gbs=gbs * row.reads, gflops=gbs * per_byte, layer_s=row.layer_ms / 1000)
 
 
+def most_read(kind: CpuKind, bandwidth_gbs: float) -> float:
+    """GB/s that all cores of a CPU read; more for one of no known kind if its memory is wide, as in servers."""
+    if kind.match:
+        return kind.reads_gbs
+    return max(kind.reads_gbs, chip_speeds().cpu.wide_reads * bandwidth_gbs)
+
+
 def _cpu_rates(device: Device, threads: int | None) -> Rates:
     row: CpuKind = cpu_kind(device.chip or device.name)
     rule = chip_speeds().cpu
@@ -432,5 +443,5 @@ def _cpu_rates(device: Device, threads: int | None) -> Rates:
     core = rule.core_i8mm if "i8mm" in device.isa else core
     core = rule.slow_core if row.slow_cores else core
     thread_gbs = row.thread_gbs or rule.thread_gbs
-    gbs = min(rule.reads * bandwidth(device), row.reads_gbs, thread_gbs * count)
+    gbs = min(rule.reads * bandwidth(device), most_read(row, bandwidth(device)), thread_gbs * count)
     return Rates(gbs=gbs, gflops=1000 * core * count * row.ghz)

@@ -21,6 +21,8 @@ from engine.placement.types import Alternative, Placement, PlacementLimits
 # their CPUs are often a tie, and forecasts are off by a fifth, so unmeasured ones need more.
 WORTHWHILE_GAIN = 1.1
 WORTHWHILE_INTEGRATED_GAIN = 1.25
+# Minimum speed-up over a device that holds all experts: with some in RAM, link and RAM decide too.
+WORTHWHILE_SPLIT_GAIN = 1.05
 # If several backends drive one GPU, the key is not chosen over its value: SYCL is up to three times slower than
 # Vulkan with models it has no kernels for. Published: llama.cpp, issues 26010, 22413, 19918.
 BEHIND = {"sycl": "vulkan"}
@@ -151,12 +153,16 @@ def _best(candidates: list[Candidate], cpu: Candidate, *, alone: bool = False) -
 
     fitting = [c for c in candidates if c.fits] or candidates
     worthy = [c for c in fitting if _set_aside(c, fitting) is None] or fitting
-    best = min(worthy, key=lambda c: (turn_s(c), len(c.others), list(BACKENDS).index(c.backend)))
+    best = min(worthy, key=lambda c: (turn_s(c) * _split_gain(c), len(c.others), list(BACKENDS).index(c.backend)))
     small = best.device.kind == "igpu" and not best.speed.measured
     gain = WORTHWHILE_INTEGRATED_GAIN if small else WORTHWHILE_GAIN
     if best.device.kind != "cpu" and cpu in fitting and turn_s(best) * gain > turn_s(cpu):
         return cpu
     return best
+
+
+def _split_gain(candidate: Candidate) -> float:
+    return WORTHWHILE_SPLIT_GAIN if candidate.settings.cpu_expert_layers else 1.0
 
 
 def _for_several(ranked: RankedCandidates) -> tuple[Reason, ...]:

@@ -5,9 +5,10 @@
 `--write` puts the constants of GPUs into engine/placement/chip_speeds.json. Runs are tests/data/speeds/runs.json or
 another file of the same fields, which then is only judged. A constant is the mean of logarithms over chips of its
 family and backend, and of what its relatives have as two chips more: so that a family of one chip stays near them,
-and a family without runs has theirs. Not fitted to, and judged apart: runs with a note, which are known to be
-broken, prompts of models under a billion parameters, which are too small for a share of a peak, and runs of builds
-before 2025 where two chips have newer ones, for Vulkan, ROCm and SYCL became up to twice as fast since.
+and a family without runs has theirs. Not fitted to, and judged apart: what a note calls broken, and runs of builds
+before 2025 where the family has a newer one, for Vulkan, ROCm and SYCL became up to twice as fast since; prompts by
+AMD's matrix units through Vulkan before 2026. Not fitted to, but judged: prompts of models under a billion
+parameters, which are too small for a share of a peak.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from devices.chips import Gpu, chips, cpu_kind, gpu
-from engine.placement.chip_speeds import TABLE, chip_speeds, peak_tflops, type_speed
+from engine.placement.chip_speeds import TABLE, chip_speeds, most_read, peak_tflops, type_speed
 
 RUNS = Path("tests/data/speeds/runs.json")
 GIB = 1.073741824
@@ -46,8 +47,15 @@ KIN = {
 # Weight of a family's relatives against one of its chips; and of a family against a chip's own runs.
 KIN_WEIGHT = 2
 OWN_WEIGHT = 6
-# With this many chips of newer builds, older builds are ignored.
+# With this many chips of current builds a family's older ones are ignored; by AMD's matrix units, with one.
 MANY = 2
+# First year of the builds that count; and of prompts by AMD's matrix units through Vulkan, which were 1.36 to 1.76
+# times as fast from January 2026 on (ggml-org/llama.cpp, pull request 18749).
+CURRENT = "2025"
+CURRENT_AMD_MATRIX = "2026"
+# How many usual cores one of another kind is worth, if no other run tells: Intel's efficiency cores have vectors
+# of half the width; with i8mm, one of Arm's instructions multiplies twice as many values.
+LIKE_CORES = {"slow": 0.5, "i8mm": 2.0}
 # No chip uses more of its bandwidth; a higher fitted value means that a layer costs less than assumed.
 MOST_READ = 0.95
 GOALS = {"prompt": 1.20, "decode": 1.12}
@@ -69,11 +77,24 @@ class Run(NamedTuple):
     date: str
     note: str
 
-    fitted: bool = True
+    newer: tuple[tuple[str, int], ...] = ()
 
     @property
-    def old(self) -> bool:
-        return self.backend not in {"cuda", "metal"} and bool(self.date) and self.date < "2025"
+    def by_amd_matrix(self) -> bool:
+        return self.backend == "vulkan" and self.chip.vendor == "AMD" and self.chip.has_matrix("vulkan", "linux")
+
+    def old(self, phase: str) -> bool:
+        if self.backend in {"cuda", "metal"} or not self.date:
+            return False
+        return self.date < (CURRENT_AMD_MATRIX if self.by_amd_matrix and phase == "prompt" else CURRENT)
+
+    def fitted(self, phase: str) -> bool:
+        """Whether constants are fitted to it. `newer`: how many chips of its family have current runs, by phase."""
+        enough = 1 if self.by_amd_matrix else MANY
+        return not self.broken(phase) and not (self.old(phase) and dict(self.newer).get(phase, 0) >= enough)
+
+    def broken(self, phase: str) -> bool:
+        return bool(self.note) and not (self.note == "decode broken" and phase == "prompt")
 
     @property
     def top(self) -> float | None:
@@ -116,20 +137,20 @@ def gpu_runs(rows: Iterable[dict]) -> list[Run]:
                 row.get("date") or "", row.get("note") or "",
             )
         )  # fmt: skip
-    newer = {(r.chip.family, r.backend, r.chip.id) for r in found if not r.old and not r.note}
-    count = Counter((family, backend) for family, backend, _ in newer)
-    return [
-        run._replace(fitted=not run.note and (not run.old or count[run.chip.family, run.backend] < MANY))
-        for run in found
-    ]
+    newer: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    for run in found:
+        current = {(phase, run.chip.id) for phase in GOALS if not run.old(phase) and not run.broken(phase)}
+        newer.setdefault((run.chip.family, run.backend), set()).update(current)
+    counts = {key: tuple(Counter(phase for phase, _ in chips_of).items()) for key, chips_of in newer.items()}
+    return [run._replace(newer=counts[run.chip.family, run.backend]) for run in found]
 
 
 def for_prompts(runs: Iterable[Run]) -> list[Run]:
-    return [r for r in runs if r.fitted and r.prompt_tok_s and r.top and r.params_b >= 1]
+    return [r for r in runs if r.fitted("prompt") and r.prompt_tok_s and r.top and r.params_b >= 1]
 
 
 def for_decode(runs: Iterable[Run]) -> list[Run]:
-    return [r for r in runs if r.fitted and r.decode_tok_s]
+    return [r for r in runs if r.fitted("decode") and r.decode_tok_s]
 
 
 def kind_of(backend: str) -> str:
@@ -181,11 +202,13 @@ def factor(forecast: float, measured: float) -> float:
     return max(forecast / measured, measured / forecast)
 
 
-def left_out(runs: Sequence[Run], pool: Sequence[Run], phase: str) -> list[tuple[float, str]]:
-    """The error for a chip's runs when it was left out of the fit: (factor, which)."""
+def left_out(
+    runs: Sequence[Run], pool: Sequence[Run], phase: str, *, family: bool = False
+) -> list[tuple[float, str]]:
+    """The error for a chip's runs when it, or its whole family, was left out of the fit: (factor, which)."""
     found = []
     for run in runs:
-        rest = [r for r in pool if r.chip.id != run.chip.id]
+        rest = [r for r in pool if (r.chip.family != run.chip.family if family else r.chip.id != run.chip.id)]
         name = f"{run.chip.id} {run.backend} {run.model}"
         if phase == "prompt" and run.prompt_tok_s and run.top:
             share, _ = estimate(for_prompts(rest), run.chip, run.backend, lambda r: r.share, prompt_kin)
@@ -199,7 +222,7 @@ def left_out(runs: Sequence[Run], pool: Sequence[Run], phase: str) -> list[tuple
 def processors(rows: Iterable[dict]) -> tuple[list[tuple[float, str]], list[tuple[float, str]]]:
     """The error for a CPU (prompt, decode) when it was left out: by the median of others with its cores.
 
-    Without others it counts as an unknown CPU: usual cores, and the bandwidth of the last row.
+    Without others it counts as an unknown CPU: LIKE_CORES, and the bandwidth of the last row.
     """
     rule, prompt, decode = chip_speeds().cpu, [], []
     runs = [row for row in rows if row["backend"] == "cpu" and row.get("note") != "another backend's processor"]
@@ -207,12 +230,14 @@ def processors(rows: Iterable[dict]) -> tuple[list[tuple[float, str]], list[tupl
         chip, others = cpu_kind(row["chip"]), [other for other in runs if other["chip"] != row["chip"]]
         if row["prompt_tok_s"]:
             alike = [per_core(o) for o in others if o["prompt_tok_s"] and core_of(o) == core_of(row)]
-            flops = median(alike or [rule.core]) * row["threads"] * chip.ghz
+            flops = median(alike or [rule.core * LIKE_CORES.get(core_of(row), 1.0)]) * row["threads"] * chip.ghz
             prompt.append((factor(1e3 * flops / 2 / row["params_b"], row["prompt_tok_s"]), row["chip"]))
         reads = [o["decode_tok_s"] * o["file_gib"] * GIB for o in others if cpu_kind(o["chip"]) is chip]
-        cap = max(reads) if reads else cpu_kind("other").reads_gbs
+        cap = max(reads) if reads else most_read(cpu_kind("other"), row["bandwidth_gbs"])
         gbs = min(rule.reads * row["bandwidth_gbs"], cap, rule.thread_gbs * row["threads"])
-        decode.append((factor(gbs / row["file_gib"] / GIB, row["decode_tok_s"]), row["chip"]))
+        seconds = max(row["file_gib"] * GIB / gbs, row["params_b"] * rule.unpack_ns / row["threads"])
+        seconds += row["layers"] * rule.layer_us / 1e6 + rule.token_us / 1e6
+        decode.append((factor(1 / seconds, row["decode_tok_s"]), row["chip"]))
     return prompt, decode
 
 
@@ -238,33 +263,34 @@ def told(what: str, errors: list[tuple[float, str]]) -> None:
 
 def constants(runs: Sequence[Run]) -> list[dict]:
     """One row for each of its families and backends, after those of chips with runs of their own."""
-    fitted = [r for r in runs if r.fitted]
-    own = dict.fromkeys((r.chip, r.backend) for r in fitted if r.backend in BACKENDS[r.chip.vendor])
+    own = dict.fromkeys(
+        (r.chip, r.backend)
+        for r in runs
+        if (r.fitted("prompt") or r.fitted("decode")) and r.backend in BACKENDS[r.chip.vendor]
+    )
     rows = [
-        {"family": chip.family, "chip": chip.id, **constant(fitted, chip, backend, family=False)}
+        {"family": chip.family, "chip": chip.id, **constant(runs, chip, backend, family=False)}
         for chip, backend in own
     ]
     first = {chip.family: chip for chip in reversed(chips().gpus)}
     for family in dict.fromkeys(chip.family for chip in chips().gpus):
-        of_all = [
-            constant(fitted, first[family], backend, family=True) for backend in BACKENDS[first[family].vendor]
-        ]
+        of_all = [constant(runs, first[family], backend, family=True) for backend in BACKENDS[first[family].vendor]]
         rows += [{"family": family, **row} for row in of_all]
     return rows
 
 
-def constant(fitted: Sequence[Run], chip: Gpu, backend: str, *, family: bool) -> dict:
+def constant(runs: Sequence[Run], chip: Gpu, backend: str, *, family: bool) -> dict:
     """The constants of a chip, or of its family."""
     row: dict = {"backend": backend}
-    of_family = [r for r in fitted if r.chip.family == chip.family and r.backend == backend and r.prompt_tok_s]
+    of_family = [r for r in runs if (r.chip.family, r.backend) == (chip.family, backend) and r.prompt_tok_s]
     flat = [2 * r.params_b * (r.prompt_tok_s or 0) / 1e3 / r.faster_type for r in of_family if not r.top]
     if flat:
         row["tflops"] = round(fmean(flat), 2)
     else:
         row["share"] = round(
-            estimate(for_prompts(fitted), chip, backend, lambda r: r.share, prompt_kin, family=family)[0], 3
+            estimate(for_prompts(runs), chip, backend, lambda r: r.share, prompt_kin, family=family)[0], 3
         )
-    reads, count = estimate(for_decode(fitted), chip, backend, lambda r: r.reads, decode_kin, family=family)
+    reads, count = estimate(for_decode(runs), chip, backend, lambda r: r.reads, decode_kin, family=family)
     return row | {"reads": round(min(reads, MOST_READ), 3), "layer_ms": LAYER_MS[chip.vendor], "chips": count}
 
 
@@ -295,11 +321,13 @@ def main() -> None:
     cpus = dict(zip(("prompt", "decode"), processors(rows), strict=True))
     for phase, goal in GOALS.items():
         print(f"\n{phase}, goal: median {goal}, nine in ten {WITHIN}")
-        now = left_out([r for r in runs if not r.old and not r.note], pool, phase)
-        told("  GPUs, chip left out, builds of 2025 and later", now)
+        current = [r for r in runs if not r.old(phase) and not r.broken(phase)]
+        now = left_out(current, pool, phase)
+        told("  GPUs, chip left out, current builds", now)
+        told("  GPUs, family left out, current builds", left_out(current, pool, phase, family=True))
         told("  GPUs, chip left out, all runs", left_out(runs, pool, phase))
         told("  processors, left out", cpus[phase])
-        told("  GPUs since 2025 and processors together", now + cpus[phase])
+        told("  GPUs with current builds and processors together", now + cpus[phase])
 
 
 if __name__ == "__main__":

@@ -124,15 +124,25 @@ def test_a_pin_that_cannot_be_honoured_is_said(shape, path):
     ],
 )
 def test_a_forecast_of_an_integrated_gpu_must_promise_more(kind, measured, gain, used):
-    def candidate(kind, backend, tok_s):
-        device = SimpleNamespace(kind=kind, id=kind)
-        speed = Speed(prefill_tok_s=10 * tok_s, decode_tok_s=tok_s, measured=measured)
-        settings = SimpleNamespace(n_gpu_layers=99)
-        facts = {"device": device, "backend": backend, "speed": speed, "settings": settings, "runtime": None}
-        return SimpleNamespace(**facts, fits=True, others=())
-
-    cpu, gpu = candidate("cpu", "cpu", 10.0), candidate(kind, "vulkan", 10.0 * gain)
+    cpu, gpu = candidate("cpu", "cpu", 10.0), candidate(kind, "vulkan", 10.0 * gain, measured=measured)
     assert (choose._best([cpu, gpu], cpu) is gpu) == used
+
+
+def candidate(kind, backend, tok_s, *, measured=False, experts=0):
+    """A candidate that fits; `experts`: how many layers' experts stay in RAM."""
+    device = SimpleNamespace(kind=kind, id=kind)
+    speed = Speed(prefill_tok_s=10 * tok_s, decode_tok_s=tok_s, measured=measured)
+    settings = SimpleNamespace(n_gpu_layers=99, cpu_expert_layers=experts)
+    runtime = SimpleNamespace(matrix_units=True)
+    facts = {"device": device, "backend": backend, "speed": speed, "settings": settings, "runtime": runtime}
+    return SimpleNamespace(**facts, fits=True, others=())
+
+
+@pytest.mark.parametrize(("gain", "used"), [(1.02, False), (1.2, True)])
+def test_a_card_with_experts_in_ram_must_beat_a_device_that_holds_all(gain, used):
+    cpu, whole = candidate("cpu", "cpu", 10.0), candidate("igpu", "vulkan", 80.0)
+    card = candidate("dgpu", "vulkan", 80.0 * gain, experts=4)
+    assert (choose._best([cpu, whole, card], cpu) is card) == used
 
 
 def test_a_measurement_on_this_machine_beats_the_prior(shape, path):

@@ -6,17 +6,18 @@ from statistics import median
 import pytest
 from msgspec.structs import replace
 
-from devices.chips import cpu_kind
+from devices.chips import cpu_kind, gpu
 from devices.memory_ledger import Ledger
 from engine.message_catalog import sentence, sentences
 from engine.placement.candidates import PlacementQuery, on_gpus
-from engine.placement.chip_speeds import chip_speeds, rates, shared_gain, unpack_ns
+from engine.placement.chip_speeds import chip_speeds, most_read, peak_tflops, rates, shared_gain, unpack_ns
 from engine.placement.choose import choose_candidate, placement_of
 from engine.placement.estimate import on_gpu
 from engine.placement.history import PlacementHistory, SpeedPoint, seconds_at
 from engine.placement.speed import BACKENDS, Forecast, expected, packed_weights, speed_curve
 from engine.placement.types import PlacementLimits
 from engine.runner.protocol import LoadSettings
+from tests.bench import chip_speeds as bench
 from tests.bench import depth_speeds
 from tests.support.machines.opened_machines import opened
 from tests.support.models.published_shapes import MODELS
@@ -50,6 +51,34 @@ def test_types_that_are_computed_row_by_row_take_longer_to_unpack():
     epyc, unknown = cpu_kind("AMD EPYC"), cpu_kind("no such processor")
     assert unpack_ns(epyc, "Q4_1") == unpack_ns(epyc, "Q5_1") > 1.4 * unpack_ns(epyc, "Q4_K")
     assert unpack_ns(unknown, "Q4_1") == unpack_ns(unknown, "Q4_K") == chip_speeds().cpu.unpack_ns
+
+
+@pytest.mark.parametrize("phase", list(bench.GOALS))
+def test_nine_in_ten_published_runs_are_met_within_a_half_by_a_rule_that_does_not_know_the_chip(phase):
+    rows = json.loads(bench.RUNS.read_text(encoding="utf-8"))
+    runs = bench.gpu_runs(rows)
+    current = [run for run in runs if not run.old(phase) and not run.broken(phase)]
+    processors = dict(zip(bench.GOALS, bench.processors(rows), strict=True))[phase]
+    errors = [error for error, _ in (*bench.left_out(current, runs, phase), *processors)]
+    assert len(errors) > 50
+    assert median(errors) < 1.15
+    assert sum(error <= bench.WITHIN for error in errors) >= 0.9 * len(errors)
+
+
+def test_a_gpu_without_matrix_units_reads_prompts_by_integer_dot_products():
+    """Source: RX 6800 XT, 8B Q4_0: 1,846 tokens/s with them and 921 without (ggml-org/llama.cpp, PR 12135)."""
+    card = gpu("rx6800xt")
+    with_dot, without = (peak_tflops(card, matrix=False, has_dot=dot) for dot in (True, False))
+    assert with_dot / without == pytest.approx(1846 / 921, rel=0.05)
+    row = next(r for r in chip_speeds().gpus if (r.family, r.backend, r.chip) == ("rdna2-card", "vulkan", ""))
+    assert row.share * without == pytest.approx(2 * 8.03 * 921 / 1000, rel=0.25)
+
+
+def test_the_cores_of_an_unknown_cpu_read_a_share_of_a_wide_bus():
+    unknown, epyc = cpu_kind("no such processor"), cpu_kind("AMD EPYC 9274F")
+    assert most_read(unknown, 76.8) == unknown.reads_gbs
+    assert most_read(unknown, 460.8) > 3 * unknown.reads_gbs
+    assert most_read(epyc, 460.8) == epyc.reads_gbs
 
 
 def test_unpacking_costs_by_the_weights_that_a_token_needs():
