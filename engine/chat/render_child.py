@@ -95,9 +95,10 @@ class CompiledTemplate:
 
 
 class Renderer:
-    """Runs render jobs and caches the last few compiled templates."""
+    """Runs render jobs and caches the last compiled templates."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_templates: int = _MAX_TEMPLATES) -> None:
+        self._max_templates = max_templates
         self._compiled: dict[tuple[str, str, str], CompiledTemplate] = {}
 
     def answer(self, body: bytes) -> bytes:
@@ -122,7 +123,7 @@ class Renderer:
         key = (source if source is not None else CHATML, job.template.bos, job.template.eos)
         compiled = self._compiled.pop(key, None) or CompiledTemplate(*key)
         self._compiled[key] = compiled
-        if len(self._compiled) > _MAX_TEMPLATES:
+        if len(self._compiled) > self._max_templates:
             del self._compiled[next(iter(self._compiled))]
         return compiled
 

@@ -17,7 +17,9 @@ _TOOL: Final = re.compile(
     r"^\s*<(write_to_file|replace_in_file|apply_diff|insert_content|search_and_replace|write_file|edit_file"
     r"|create_file|new_file|str_replace|str_replace_editor|apply_patch|multi_edit|edit|rewrite)\b[^<]*>"
 )
-_TOOL_FILE: Final = re.compile(r"<(path|file|file_?path|file_?name)>\s*(.*?)\s*</\1>|\b(?:path|file)=\"([^\"]+)\"")
+_TOOL_FILE: Final = re.compile(
+    r"<(path|file|file_?path|file_?name)>\s*+([^<\n]*+)\s*+</\1>|\b(?:path|file)=\"([^\"]+)\""
+)
 # The file name is on one of the first lines of a call.
 _CALL_HEAD: Final = 5
 _NEARLY_DIVIDER: Final = re.compile(r"^={5,9}$")
@@ -38,7 +40,7 @@ def read_tool_call(lines: Sequence[str], position: int) -> Malformed:
     match = _TOOL.match(lines[position])
     assert match is not None
     match_file = _TOOL_FILE.search("\n".join(lines[position : position + _CALL_HEAD]))
-    path = (match_file.group(2) or match_file.group(3)) if match_file else None
+    path = (match_file.group(2) or match_file.group(3)).strip() if match_file else None
     reason = f"an edit as a <{match.group(1)}> call is not read; send SEARCH/REPLACE blocks"
     return Malformed(line=position + 1, reason=reason, path=path)
 
@@ -83,7 +85,7 @@ def read_unfenced(lines: Sequence[str], position: int) -> tuple[list[Malformed],
 
 
 # An edit that Markdown has indented or quoted, so that its own marks are not at the start of a line.
-_SHIFT: Final = re.compile(r"^(?:\s*>\s?|\s{2,})\s*(--- (?:a/|/dev/null)|diff --git |\*\*\* Begin Patch\s*$)")
+_SHIFT: Final = re.compile(r"^(?:\s*>\s*|\s{2,})(--- (?:a/|/dev/null)|diff --git |\*\*\* Begin Patch\s*$)")
 
 
 def _is_shifted(lines: Sequence[str], position: int) -> bool:
@@ -132,8 +134,8 @@ def read_foreign(lines: Sequence[str], position: int) -> tuple[list[Malformed], 
 
 _BEGIN: Final = re.compile(r"^\s*\*\*\* Begin Patch\s*$")
 _END: Final = re.compile(r"^\s*\*\*\* End Patch\s*$")
-_FILE: Final = re.compile(r"^\*\*\* (Update|Add|Delete) File: (.+?)\s*$")
-_MOVE: Final = re.compile(r"^\*\*\* Move to: (.+?)\s*$")
+_FILE: Final = re.compile(r"^\*\*\* (Update|Add|Delete) File: (.*\S)\s*$")
+_MOVE: Final = re.compile(r"^\*\*\* Move to: (.*\S)\s*$")
 _FILE_END: Final = re.compile(r"^\*\*\* End of File\s*$")
 # The end of a patch whose last line a model omitted: of a here-document, or of the fence around it.
 _OTHER_END: Final = re.compile(r"^(?:'?EOF'?|```+|~~~+)\s*$")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-FENCE: Final = re.compile(r"^\s*(`{3,}|~{3,})\s*([^`]*)$")
+FENCE: Final = re.compile(r"^\s*+(`{3,}+|~{3,}+)\s*+([^`]*+)$")
 # Prefixes of a name on its line: quotes, headings, list items, code comments.
 _PREFIX: Final = re.compile(r"^(?:>|(?:#{1,6}|[-*+•]|\d{1,3}[.)]|//+|--|;+|%+|/\*+|<!--)(?=\s))\s*")
 _SUFFIX: Final = re.compile(r"\s+(?:\*/|-->|#+)$")

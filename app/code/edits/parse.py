@@ -4,6 +4,8 @@ Text that looks like an edit but cannot be parsed with certainty is reported and
 """
 
 import re
+from array import array
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -41,13 +43,19 @@ _SHOWN_CHARS = 80
 # Markdown: a fence of more marks holds shorter ones, and a line indented this far is no fence.
 _SHORT_FENCE = 3
 _CODE_INDENT = 4
+# Fences that differ in marks or indentation, each of which is matched in one pass. Real answers have up to three.
+_MAX_FENCE_KINDS = 8
 _TEXT_LANGUAGES = frozenset({"md", "markdown", "mdx"})
 _TEXT_ENDINGS = (".md", ".markdown", ".mdx")
 
 
 @dataclass
 class _Reader:
-    """`since`: lines after the last edit, without closed code. `fence_start`: line of the open fence."""
+    """`since`: lines after the last edit, without blank ones and closed code. `fences`: lines of all fences.
+
+    `fence_start`: line of the open fence. `closings`: for a kind of fence, the closing line of each fence (-1:
+    none), and whether there are fences between the two.
+    """
 
     lines: list[str]
     known: frozenset[str]
@@ -58,6 +66,8 @@ class _Reader:
     last_path: str | None = None
     after: int = 0
     since: list[int] = field(default_factory=list)
+    fences: list[int] = field(default_factory=list)
+    closings: dict[tuple[str, int], "tuple[array[int], bytearray]"] = field(default_factory=dict)
     fence_start: int | None = None
     num_read: int = 0
     num_read_before: int = 0
@@ -79,7 +89,9 @@ def parse_answer(text: str, project_paths: frozenset[str] = frozenset(), *, is_c
     if len(text) > MAX_ANSWER_BYTES:
         reason = f"the answer has {len(text)} characters, more than {MAX_ANSWER_BYTES}"
         return ParsedEdits(hunks=(), malformed=(Malformed(line=1, reason=reason),))
-    reader = _Reader(contents(text.removeprefix("\ufeff")), project_paths, is_ended=text.endswith("\n"))
+    lines = contents(text.removeprefix("\ufeff"))
+    fences = [number for number, line in enumerate(lines) if FENCE.match(line)]
+    reader = _Reader(lines, project_paths, fences=fences, is_ended=text.endswith("\n"))
     calls: list[tuple[int, int]] = []
     while reader.position < len(reader.lines):
         line = reader.lines[reader.position]
@@ -157,13 +169,15 @@ def _pass(reader: _Reader) -> None:
     """Skip a line that starts no edit: prose, a name, or a fence."""
     number = reader.position
     reader.position += 1
-    reader.since.append(number)
     fence = FENCE.match(reader.lines[number])
     if fence is None or _is_inside(reader, fence):
+        if reader.lines[number].strip():
+            reader.since.append(number)
         return
     if reader.fence_start is None or fence.group(2).strip():
         reader.fence_start, reader.num_read_before = number, reader.num_read
-        _take_text(reader, fence)
+        if not _take_text(reader, number, fence):
+            reader.since.append(number)
         return
     fence_line, reader.fence_start = reader.fence_start, None
     while reader.since and reader.since[-1] >= fence_line:
@@ -188,64 +202,82 @@ def _closes(fence: re.Match[str], opening: re.Match[str]) -> bool:
     return fence.group(1).startswith(mark) and not fence.group(2).strip()
 
 
-def _take_text(reader: _Reader, opening: re.Match[str]) -> None:
-    """Take the whole text of a named Markdown file from its fence to its end: fences in it are text, not edits."""
-    begin = reader.position - 1
+def _take_text(reader: _Reader, begin: int, opening: re.Match[str]) -> bool:
+    """Take the whole text of a named Markdown file from its fence to its end: fences in it are text, not edits.
+
+    Returns False if this fence does not open such a file.
+    """
     is_long = len(opening.group(1)) > _SHORT_FENCE
     language = (opening.group(2).split() or [""])[0].lower()
-    outer = replace(reader, since=[number for number in reader.since if number < begin])
     if begin + 1 >= len(reader.lines) or _starts_edit(reader.lines, begin + 1):
-        return
-    path = _complete_file(outer, begin, opening.group(2))
+        return False
+    path = _complete_file(reader, begin, opening.group(2))
     if path is None or not (is_long or language in _TEXT_LANGUAGES or path.lower().endswith(_TEXT_ENDINGS)):
-        return
-    inner = _fences_inside(reader.lines, begin, opening, is_long=is_long)
-    if inner is None:
-        return
-    end, num_inside = inner
-    following = next((m for line in reader.lines[end + 1 :] if (m := FENCE.match(line))), None)
-    is_doubtful = not is_long and following is not None and not following.group(2).strip()
-    if not num_inside and not is_doubtful:
-        return
+        return False
+    closing = _closing(reader, begin, opening)
+    if closing is None:
+        return False
+    end, is_filled = closing
+    later = bisect_left(reader.fences, end + 1)
+    is_doubtful = not is_long and _is_bare(reader, later)
+    if not is_filled and not is_doubtful:
+        return False
     reader.fence_start = None
-    reader.since = outer.since
     if is_doubtful:
         reason = "its text seems to hold fences as long as the fence around it, so its end is not certain"
         _fail(reader, begin, reason, path)
         # Nothing up to the last of these fences is an edit.
-        while end + 1 < len(reader.lines):
-            later = (n for n in range(end + 1, len(reader.lines)) if FENCE.match(reader.lines[n]))
-            number = next(later, None)
-            match = None if number is None else FENCE.match(reader.lines[number])
-            if number is None or match is None or match.group(2).strip():
-                break
-            end = number
+        while _is_bare(reader, later):
+            end = reader.fences[later]
+            later += 1
     else:
         code = tuple(reader.lines[begin + 1 : end])
         reader.whole_files.append(Hunk(path=path, kind="whole", replace=code, source="fence"))
     reader.position = end + 1
+    return True
 
 
-def _fences_inside(
-    lines: list[str], begin: int, opening: re.Match[str], *, is_long: bool
-) -> tuple[int, int] | None:
-    """The line that closes a fence, and how many fences are inside; None if no line closes it.
+def _is_bare(reader: _Reader, index: int) -> bool:
+    """Return True if there is a fence with this index and it names no language."""
+    fence = FENCE.match(reader.lines[reader.fences[index]]) if index < len(reader.fences) else None
+    return fence is not None and not fence.group(2).strip()
+
+
+def _closing(reader: _Reader, begin: int, opening: re.Match[str]) -> tuple[int, bool] | None:
+    """The line that closes a fence, and whether fences are inside; None if no line closes it."""
+    kind = opening.group(1), len(indent_of(opening.string))
+    if kind not in reader.closings:
+        if len(reader.closings) == _MAX_FENCE_KINDS:
+            return None
+        reader.closings[kind] = _closings(reader, opening)
+    index = bisect_left(reader.fences, begin)
+    ends, filled = reader.closings[kind]
+    return None if ends[index] < 0 else (ends[index], bool(filled[index]))
+
+
+def _closings(reader: _Reader, opening: re.Match[str]) -> "tuple[array[int], bytearray]":
+    """What `_Reader.closings` has for fences like `opening`, in one pass: answers have up to a million fences.
 
     Inside a fence of three marks, a fence with a language opens and the next one without closes.
     """
-    depth, num_inside = 1, 0
-    for number in range(begin + 1, len(lines)):
-        fence = FENCE.match(lines[number])
-        if fence is None or len(indent_of(lines[number])) >= len(indent_of(lines[begin])) + _CODE_INDENT:
+    limit = len(indent_of(opening.string)) + _CODE_INDENT
+    ends, filled = array("q", [-1]) * len(reader.fences), bytearray(len(reader.fences))
+    depth, rank = 0, 0
+    pending: list[tuple[int, int, int]] = []  # (depth, index, rank) of fences that nothing has closed yet
+    for index, number in enumerate(reader.fences):
+        fence = FENCE.match(reader.lines[number])
+        if fence is None or len(indent_of(fence.string)) >= limit:
             continue
-        if is_long:
+        if len(opening.group(1)) > _SHORT_FENCE:
             depth -= _closes(fence, opening)
         else:
             depth += 1 if fence.group(2).strip() else -1
-        if depth == 0:
-            return number, num_inside
-        num_inside += 1
-    return None
+        rank += 1
+        while pending and pending[-1][0] > depth:
+            _, opened, opened_rank = pending.pop()
+            ends[opened], filled[opened] = number, rank > opened_rank + 1
+        pending.append((depth, index, rank))
+    return ends, filled
 
 
 def _starts_edit(lines: list[str], position: int) -> bool:

@@ -6,13 +6,12 @@ import pytest
 
 from engine.chat.chat_pipeline import Conversations, ResponseReader
 from engine.chat.query import ChatQuery
-from engine.chat.render_child import Renderer
 from engine.chat.render_protocol import RenderJob
 from engine.chat.tools.dialects import choose
 from engine.chat.tools.parser import AnswerParser
 from engine.chat.types import CallEnded, CallStarted, ChatTemplate, Message
 from engine.core.types import Constraint, Delta, ModelFacts
-from tests.unit.engine.chat.conversations import NAMES, TOOLS, collect, source
+from tests.unit.engine.chat.conversations import NAMES, RENDERER, TOOLS, collect, source
 from tests.unit.engine.chat.test_conversation import done, prepared
 
 QUESTION = Message(role="user", content="Hello?")
@@ -35,7 +34,7 @@ def continued(name, reasoning, content):
         continue_final=True,
         variables={"enable_thinking": True},
     )
-    return Renderer().render(job)
+    return RENDERER.render(job)
 
 
 def read(name, rendered, text, size):
@@ -134,7 +133,7 @@ class _Checker:
 class _Renderer:
     async def render(self, template, messages, tools, **options):
         options.pop("by_client")
-        return Renderer().render(RenderJob(template=template, messages=messages, tools=tools, **options))
+        return RENDERER.render(RenderJob(template=template, messages=messages, tools=tools, **options))
 
 
 SPEAKING = [name for name in NAMES if choose(source(name)).content_opening]
