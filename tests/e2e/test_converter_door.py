@@ -63,6 +63,6 @@ def test_a_family_that_nobody_knows_is_refused_by_name(beside, tmp_path):
     assert code == 3, errors
     assert "NobodyForCausalLM" in errors
     headers = {"Authorization": f"Bearer {beside.token}"}
-    state = httpx2.get(f"{beside.url}/tessera/v1/converter", headers=headers, timeout=30).json()
+    state = httpx2.get(f"{beside.url}/tessera/v1/converter", headers=headers).json()
     assert not state["installed"]
     assert state["version"] in (ROOT / "pyproject.toml").read_text(encoding="utf-8")

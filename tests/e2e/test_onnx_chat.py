@@ -104,7 +104,7 @@ def test_the_placement_card_gives_reasons(onnx_server):
         f"{onnx_server.url}/tessera/v1/models/{onnx_server.model}/placement?mode=quiet",
         headers={"authorization": f"Bearer {onnx_server.token}"},
     )
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         card = json.load(response)
     assert card["placement"]["backend"] == "onnx:CPUExecutionProvider"
     assert any("NPU" in reason or "CPU" in reason for reason in card["placement"]["reasons"])

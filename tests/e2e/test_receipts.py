@@ -144,13 +144,13 @@ def test_other_recommended_sampling_is_named_and_shown_to_be_the_cause(served, a
     headers = {"authorization": f"Bearer {served.token}"}
     kept = {"values": {"temperature": 0.0, "repeat_penalty": 1.9}}
     url = f"{served.url}/tessera/v1/models/spark/sampling"
-    assert httpx2.put(url, json=kept, headers=headers, timeout=30).status_code == 200
+    assert httpx2.put(url, json=kept, headers=headers).status_code == 200
     try:
         found = replayed(served, answer["tessera"]["receipt"], explain=True)
         assert not found["same"]
         assert exchanged(found) == {"request": True}
     finally:
-        httpx2.put(url, json={"values": {}}, headers=headers, timeout=30)
+        httpx2.put(url, json={"values": {}}, headers=headers)
 
 
 @pytest.mark.parametrize("part", ["engine", "kernels", "driver", "device", "adapters"])

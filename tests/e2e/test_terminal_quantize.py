@@ -26,7 +26,7 @@ def start(server, *arguments, **options):
 
 def jobs(server):
     headers = {"Authorization": f"Bearer {server.token}"}
-    return httpx2.get(f"{server.url}/tessera/v1/jobs", headers=headers, timeout=30).json()["jobs"]
+    return httpx2.get(f"{server.url}/tessera/v1/jobs", headers=headers).json()["jobs"]
 
 
 def of_kind(server, kind):
@@ -133,7 +133,7 @@ def test_a_relative_path_over_http_is_refused(beside):
         ("models/convert", {"source": "folder"}),
         ("onnx/convert", {"source": "spark", "out": "there"}),
     ):
-        answer = httpx2.post(f"{beside.url}/tessera/v1/{path}", json=body, headers=headers, timeout=30)
+        answer = httpx2.post(f"{beside.url}/tessera/v1/{path}", json=body, headers=headers)
         assert answer.status_code == 400, answer.text
         assert "whole path" in answer.text
 
@@ -147,7 +147,7 @@ def test_an_onnx_folder_is_made_by_the_server(beside):
     assert job["state"] == "done"
     assert job["result"]["model"] == made["model"]
     headers = {"Authorization": f"Bearer {beside.token}"}
-    listed = httpx2.get(f"{beside.url}/tessera/v1/models", headers=headers, timeout=30).json()["models"]
+    listed = httpx2.get(f"{beside.url}/tessera/v1/models", headers=headers).json()["models"]
     assert made["model"] in {model["id"] for model in listed}
 
 

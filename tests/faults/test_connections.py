@@ -158,7 +158,7 @@ def test_the_same_line_is_not_written_for_ever(caplog):
 def test_a_websocket_is_answered_and_the_log_says_nothing_but_the_request(server):
     upgrade = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
     key = {"sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ=="}
-    answer = httpx.get(f"{server.url}/v1/realtime", headers={**upgrade, **key}, timeout=30)
+    answer = httpx.get(f"{server.url}/v1/realtime", headers={**upgrade, **key})
     assert answer.status_code == 404
     assert "WebSocket" not in server.log
     assert "upgrade" not in server.log

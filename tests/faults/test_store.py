@@ -1,5 +1,6 @@
 """The store of chats: power cuts, full disks, damaged files and two writers."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -154,11 +155,10 @@ def test_a_full_disk_refuses_and_the_next_write_succeeds(tmp_path):
     assert out.split() == ["refused", "3"]
 
 
-@pytest.mark.parametrize("old_version", range(len(MIGRATIONS)))
-@pytest.mark.parametrize("killed_step", range(len(MIGRATIONS)))
+@pytest.mark.parametrize(
+    ("old_version", "killed_step"), list(itertools.combinations_with_replacement(range(len(MIGRATIONS)), 2))
+)
 def test_a_kill_inside_a_migration_leaves_the_old_format_or_the_new(tmp_path, old_version, killed_step):
-    if killed_step < old_version:
-        pytest.skip("that step was done long ago")
     path = tmp_path / "chats.db"
     connection = apsw.Connection(str(path))
     connection.pragma("journal_mode", "wal")

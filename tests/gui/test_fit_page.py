@@ -127,7 +127,7 @@ def test_a_late_forecast_of_the_model_before_hides_no_message(qtbot, fit, server
 
     def late(body):
         asked.set()
-        release.wait(10)
+        release.wait(60)
         return sketch(body["budget_bytes"])
 
     server.routes["POST", "/tessera/v1/quantize/plan"] = late

@@ -198,7 +198,7 @@ def test_what_a_cancelled_answer_still_asks_gets_no_decision(qtbot, services):
     given = []
     worker = threading.Thread(target=lambda: given.append(before.given(request, "f")), daemon=True)
     worker.start()
-    worker.join(20)
+    worker.join(60)
     assert given == [False]
     assert asked == []
 

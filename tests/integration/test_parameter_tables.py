@@ -53,10 +53,10 @@ def existing(server, tmp_path_factory):
     (folder / "lease.txt").write_text("The rent is due on the fifth day of each month.\n" * 3)
     mine = {"authorization": f"Bearer {TOKEN}"}
     body = {"name": "papers", "sources": [str(folder)], "open": True}
-    made = httpx2.post(f"{server.url}/tessera/v1/collections", json=body, headers=mine, timeout=30)
+    made = httpx2.post(f"{server.url}/tessera/v1/collections", json=body, headers=mine)
     assert made.status_code < 300, made.text
-    talk = httpx2.post(f"{server.url}/v1/conversations", json={}, timeout=30).json()
-    said = httpx2.post(f"{server.url}/v1/responses", json={"model": "spark", "input": "Hi"}, timeout=30).json()
+    talk = httpx2.post(f"{server.url}/v1/conversations", json={}).json()
+    said = httpx2.post(f"{server.url}/v1/responses", json={"model": "spark", "input": "Hi"}).json()
     return {"COLLECTION": "papers", "CONVERSATION": talk["id"], "RESPONSE": said["id"]}
 
 
@@ -70,7 +70,7 @@ def send(server, route, base, name, example):
         body["logprobs"] = True
     if name == "stream_options":
         body["stream"] = True
-    return httpx2.post(f"{server.url}{route}", json=body, timeout=30)
+    return httpx2.post(f"{server.url}{route}", json=body)
 
 
 def check(answer, name, fate):

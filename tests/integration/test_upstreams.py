@@ -286,7 +286,7 @@ def test_a_key_does_not_follow_its_upstream_to_another_origin(http, desk):
         moved = http.put(
             "/tessera/v1/upstreams/desk", json={"url": f"http://127.0.0.1:{elsewhere.getsockname()[1]}"}
         ).json()
-        listener.join(30)
+        listener.join(60)
     assert moved["key"] is None
     assert received[0].startswith(b"GET ")
     assert b"sk-canary-1" not in received[0]

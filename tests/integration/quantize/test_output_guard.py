@@ -15,6 +15,6 @@ def test_a_guard_that_was_ended_is_replaced_by_one_that_knows_all_files(tmp_path
         guard, out._guard = out._guard, None
         assert guard.poll() is None
         guard.stdin.close()  # as if this process had died
-        guard.wait(30)
+        guard.wait(60)
         assert not first.exists()
         assert not second.exists()

@@ -87,7 +87,7 @@ def test_a_child_plays_a_file_as_a_microphone_does_and_ends_with_its_pipe(tone):
     assert heard[6].level == 0  # after its end the file is silent, like a microphone
     child = psutil.Process(microphone.pid)
     microphone._process.stdin.close()  # as if the window had crashed
-    child.wait(30)
+    child.wait(60)
     microphone.close()
     with pytest.raises(CannotRecord, match="ended"):
         list(source)

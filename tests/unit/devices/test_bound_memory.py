@@ -52,7 +52,7 @@ if sys.argv[2] == "few":
 all_there = threading.Barrier(12)
 def work():
     kept = [bytes(2000) for _ in range(50)]
-    all_there.wait(30)
+    all_there.wait(60)
 threads = [threading.Thread(target=work) for _ in range(12)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]

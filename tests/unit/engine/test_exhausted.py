@@ -149,7 +149,7 @@ def test_a_job_says_what_there_was_none_of(tmp_path, caplog):
     jobs = JobRegistry(tmp_path / "jobs.json")
     jobs.register(JobKind.VERIFY, work)
     job = jobs.start(JobKind.VERIFY, "x", {})
-    jobs._threads[job.id].join(30)
+    jobs._threads[job.id].join(60)
     ended = jobs.get(job.id)
     assert (ended.state, ended.error.code) == ("failed", "out_of_resources")
     assert "disk space" in ended.error.message
