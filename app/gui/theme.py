@@ -5,11 +5,12 @@ import itertools
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QByteArray, QObject, QRectF, Qt, Signal
-from PySide6.QtGui import QColor, QFont, QFontDatabase, QIcon, QPainter, QPalette, QPixmap
+from PySide6.QtGui import QColor, QFont, QFontDatabase, QIcon, QImage, QPainter, QPalette, QPixmap
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QApplication, QWidget
 
@@ -80,6 +81,19 @@ def tokens(*, dark: bool, text_percent: int = 100, contrast: bool = False) -> De
         fast_ms=raw["motion"]["fast_ms"],
         **text,
     )
+
+
+@lru_cache(1024)  # each icon is needed in its own colour and in the one of disabled icons, and after a change again
+def _drawn(name: str, colour: str, pixels: int) -> QImage:
+    """An icon of assets/icons/ui in a colour such as #rrggbb."""
+    svg = (ASSETS / "icons" / "ui" / f"{name}.svg").read_text("utf-8")
+    renderer = QSvgRenderer(QByteArray(svg.replace("currentColor", colour).encode()))
+    image = QImage(pixels, pixels, QImage.Format.Format_ARGB32_Premultiplied)
+    image.fill(Qt.GlobalColor.transparent)
+    painter = QPainter(image)
+    renderer.render(painter, QRectF(0, 0, pixels, pixels))
+    painter.end()
+    return image
 
 
 class Theme(QObject):
@@ -155,13 +169,7 @@ class Theme(QObject):
         return self._icons[key]
 
     def _pixmap(self, name: str, colour: str, size: int, scale: int) -> QPixmap:
-        svg = (ASSETS / "icons" / "ui" / f"{name}.svg").read_text("utf-8")
-        renderer = QSvgRenderer(QByteArray(svg.replace("currentColor", self.tokens.colours[colour]).encode()))
-        pixmap = QPixmap(size * scale, size * scale)
-        pixmap.fill(Qt.GlobalColor.transparent)
-        painter = QPainter(pixmap)
-        renderer.render(painter, QRectF(0, 0, size * scale, size * scale))
-        painter.end()
+        pixmap = QPixmap.fromImage(_drawn(name, self.tokens.colours[colour], size * scale))
         pixmap.setDevicePixelRatio(scale)
         return pixmap
 

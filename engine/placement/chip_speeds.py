@@ -400,6 +400,7 @@ def unpack_ns(cpu: CpuKind, type_name: str) -> float:
     return by_rows or cpu.unpack_ns or chip_speeds().cpu.unpack_ns
 
 
+@cache
 def _type_row(backend: str, type_name: str) -> TypeSpeed | None:
     rows = (row for row in chip_speeds().types if row.backend == backend and re.fullmatch(row.match, type_name))
     return next(rows, None)

@@ -12,10 +12,9 @@ from devices.backends.cpu_kernels import ATTENTION
 from devices.disk_speed import disk_of, read_gbs
 from engine.core.expert_stats import ExpertUse, folder_of, use_store
 from engine.message_catalog.reasons import Reason, because
-from engine.placement.estimate import NOT_MULTIPLIED, is_repacked
 from engine.placement.history import AttentionSpeed, Heads, ModelUsage
 from engine.placement.resources import Resources
-from engine.placement.shape import BLOCK, ModelShape
+from engine.placement.shape import NOT_MULTIPLIED, ModelShape, block_of, is_repacked
 from engine.placement.types import Streaming
 from engine.runner.expert_tensors import held_bytes, least_bytes, reader_bytes, stacks
 from engine.runner.protocol import LoadSettings
@@ -189,7 +188,8 @@ def cpu_kernel_reasons(settings: LoadSettings) -> list[Reason]:
 
 def _is_weight(tensor: TensorInfo) -> bool:
     dims = [n for n in tensor.shape if n > 1]
-    return bool(BLOCK.match(tensor.name)) and len(dims) >= _MATRIX and not NOT_MULTIPLIED.search(tensor.name)
+    is_in_block = block_of(tensor.name) is not None
+    return is_in_block and len(dims) >= _MATRIX and not NOT_MULTIPLIED.search(tensor.name)
 
 
 # llama.cpp repacks some types for kernels that take eight rows of a weight at once. It also has kernels that

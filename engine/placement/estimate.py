@@ -17,7 +17,7 @@ from devices.types import Machine
 from engine.core.errors import BadModelFile, exhausted
 from engine.message_catalog.reasons import because
 from engine.placement import openvino
-from engine.placement.shape import BLOCK, Layer, ModelShape, model_shape
+from engine.placement.shape import Layer, ModelShape, block_of, is_repacked, model_shape
 from engine.placement.types import CPU, WORKERS, Basis, DryRun, MemoryEstimate, MemoryPart, PartName
 from engine.runner.engine_args import overrides
 from engine.runner.expert_tensors import stacks
@@ -36,23 +36,6 @@ from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo
 from quantize.files.gguf_split import read_gguf_model
 from quantize.ggml_types import BLOCK_SIZES, GgmlType
-
-# Tensors that are looked up by row and never multiplied, and one-dimensional or recurrent parameters.
-NOT_MULTIPLIED = re.compile(
-    r"(^token_embd|^token_types|^position_embd|per_layer_token_embd|conv1d|_norm\.|\.bias$)"
-)
-
-
-def is_repacked(tensor: TensorInfo, isa: frozenset[str], *, as_head: bool = False) -> bool:
-    """Whether the CPU backend stores its own copy of a weight. `as_head`: token_embd used as output head."""
-    dims = [n for n in tensor.shape if n > 1]
-    if len(dims) not in {2, 3} or (NOT_MULTIPLIED.search(tensor.name) and not as_head):
-        return False
-    rows = tensor.shape[1]
-    if "amx_int8" in isa and tensor.ggml_type.traits.amx and len(dims) == 2:  # noqa: PLR2004 - a plain matrix
-        return True
-    return any(rows % multiple == 0 and needs <= isa for multiple, needs in tensor.ggml_type.traits.repack)
-
 
 CELL_PADDING = 256
 PAGE_BYTES = 4096
@@ -205,8 +188,8 @@ def _weights(
     trunk, stale = len(shape.layers), 0
     there = on_gpu(shape, settings)
     for tensor in shape.tensors:
-        match = BLOCK.match(tensor.name)
-        if tensor.name in on_demand or (match and int(match[1]) >= trunk and not settings.mtp):
+        block = block_of(tensor.name)
+        if tensor.name in on_demand or (block is not None and block >= trunk and not settings.mtp):
             continue  # draft layers are not loaded
         if gpu and there(tensor):
             offloaded += tensor.nbytes
@@ -249,13 +232,15 @@ def on_gpu(shape: ModelShape, settings: LoadSettings) -> Callable[[TensorInfo], 
     """Tests whether a tensor is on the GPU: by its layer, unless an override says otherwise."""
     moved = overrides(settings.engine_args, settings.cpu_expert_layers)
     elsewhere = [(re.compile(o.pattern, re.ASCII), not is_host(o.buffer)) for o in moved]
-    trunk, layers_from = len(shape.layers), gpu_layer_start(shape, settings.n_gpu_layers)
+    layers_from = gpu_layer_start(shape, settings.n_gpu_layers)
+    head = layers_from <= len(shape.layers)
 
     def there(tensor: TensorInfo) -> bool:
-        match = BLOCK.match(tensor.name)
-        head = match is None and tensor.name.startswith("output") and layers_from <= trunk
-        usually = head or (match is not None and int(match[1]) >= layers_from)
-        return next((at for pattern, at in elsewhere if pattern.search(tensor.name)), usually)
+        for pattern, at in elsewhere:
+            if pattern.search(tensor.name):
+                return at
+        block = block_of(tensor.name)
+        return block >= layers_from if block is not None else head and tensor.name.startswith("output")
 
     return there
 
@@ -458,9 +443,9 @@ def layer_bytes(shape: ModelShape, settings: LoadSettings, kv_layers: Sequence[i
     there, trunk = on_gpu(shape, settings), len(shape.layers)
     by_layer = [*kv_layers, 0]
     for tensor in shape.tensors:
-        match = BLOCK.match(tensor.name)
-        layer = int(match[1]) if match else trunk
-        if there(tensor) and layer <= trunk:
+        block = block_of(tensor.name)
+        layer = trunk if block is None else block
+        if layer <= trunk and there(tensor):
             by_layer[layer] += tensor.nbytes
     return by_layer
 

@@ -9,7 +9,7 @@ from devices.types import Machine
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.estimate import compute_prior, estimate, kv_layer_bytes, overdraft, work_bytes
 from engine.placement.resources import Resources
-from engine.placement.shape import BLOCK, ModelShape
+from engine.placement.shape import ModelShape, block_of
 from engine.placement.speed import USUAL_DEPTH, effective_gbs, weights_read
 from engine.placement.types import Alternative, DryRun, MemoryEstimate, MemoryPart, Placement
 from engine.remotes.registry import BACKEND, RemoteRegistry, device_id, remote_of
@@ -47,10 +47,10 @@ def weight_units(shape: ModelShape) -> list[int]:
     trunk = len(shape.layers)
     units = [0] * (trunk + 1)
     for tensor in shape.tensors:
-        match = BLOCK.match(tensor.name)
-        if match is not None:
-            if int(match[1]) < trunk:
-                units[int(match[1])] += tensor.nbytes
+        block = block_of(tensor.name)
+        if block is not None:
+            if block < trunk:
+                units[block] += tensor.nbytes
         elif tensor.name.startswith("output") or (shape.tied and tensor.name == "token_embd.weight"):
             units[trunk] += tensor.nbytes
     return units

@@ -3,14 +3,20 @@
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import msgspec
 
 from quantize.files.gguf_file import GgufFile, LazyArray, TensorInfo
 from quantize.files.gguf_split import GgufModel
+from quantize.ggml_types import GgmlType
 
-BLOCK = re.compile(r"^blk\.(\d{1,5})\.")
+# Tensors that are looked up by row and never multiplied, and one-dimensional or recurrent parameters.
+NOT_MULTIPLIED = re.compile(
+    r"(^token_embd|^token_types|^position_embd|per_layer_token_embd|conv1d|_norm\.|\.bias$)"
+)
+_BLOCK: Final = re.compile(r"^blk\.(\d{1,5})\.")
 # Tensors that show that a layer has a state of fixed size, or a cache that grows with the context.
 RECURRENT = ("ssm_", "shortconv", "time_mix", "kda")
 CACHED = ("attn_k.", "attn_qkv.", "attn_kv_a_mqa.", "attn_kv.", "attn_k_b.")
@@ -119,13 +125,37 @@ def model_shape(model: GgufModel) -> ModelShape:
     return shape_of(model.parts[0], [tensor for _, tensor in model.tensors()], model.file_bytes)
 
 
+@lru_cache(1 << 14)  # a placement reads the names of all weights hundreds of times
+def block_of(name: str) -> int | None:
+    """Number of the block that a weight belongs to; None for weights outside blocks."""
+    match = _BLOCK.match(name)
+    return int(match[1]) if match else None
+
+
+def is_repacked(tensor: TensorInfo, isa: frozenset[str], *, as_head: bool = False) -> bool:
+    """Whether the CPU backend stores its own copy of a weight. `as_head`: token_embd used as output head."""
+    if NOT_MULTIPLIED.search(tensor.name) and not as_head:
+        return False
+    return _has_packed_form(tensor.shape, tensor.ggml_type, isa)
+
+
+@lru_cache(1024)  # a model has hundreds of weights of a few shapes, and a placement asks hundreds of times
+def _has_packed_form(shape: tuple[int, ...], ggml_type: GgmlType, isa: frozenset[str]) -> bool:
+    dims = [n for n in shape if n > 1]
+    if len(dims) not in {2, 3}:
+        return False
+    if "amx_int8" in isa and ggml_type.traits.amx and len(dims) == 2:  # noqa: PLR2004 - a plain matrix
+        return True
+    return any(shape[1] % multiple == 0 and needs <= isa for multiple, needs in ggml_type.traits.repack)
+
+
 def shape_of(head: GgufFile, tensors: Sequence[TensorInfo], file_bytes: int) -> ModelShape:
     """The shape from a header alone, before the file is downloaded."""
     blocks: defaultdict[int, list[TensorInfo]] = defaultdict(list)
     for tensor in tensors:
-        match = BLOCK.match(tensor.name)
-        if match:
-            blocks[int(match[1])].append(tensor)
+        block = block_of(tensor.name)
+        if block is not None:
+            blocks[block].append(tensor)
     total = head.arch_int("block_count") or 0
     trunk = max(0, total - (head.arch_int("nextn_predict_layers") or 0))
     names = {tensor.name for tensor in tensors}

@@ -31,7 +31,7 @@ from engine.placement.estimate import CELL_PADDING, gpu_layer_start, kv_layer_by
 from engine.placement.history import MeasuredSpeed, ModelUsage, PlacementHistory, SpeedPoint, seconds_at
 from engine.placement.measurements import TURN_PROMPT, Speed, SpeedAtLength, SpeedCurve
 from engine.placement.results import build, digest
-from engine.placement.shape import BLOCK, ModelShape
+from engine.placement.shape import ModelShape, block_of
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import TensorInfo
 from quantize.ggml_types import GgmlType
@@ -575,7 +575,7 @@ def _copied_s(
     frac = 1 - (1 - expert_frac(shape)) ** piece
     copied = 0.0
     for tensor in shape.tensors:
-        if BLOCK.match(tensor.name) and len(tensor.shape) > 1 and not there(tensor):
+        if block_of(tensor.name) is not None and len(tensor.shape) > 1 and not there(tensor):
             copied += tensor.nbytes * (frac if "_exps" in tensor.name else 1.0)
     gbs = sum(share * link_gbs(device) for device, share in devices)
     return copied / 1e9 / gbs / piece if gbs else 0.0

@@ -142,13 +142,15 @@ def computing(args: EngineArgs) -> EngineArgs:
 
 
 def overrides(args: EngineArgs, cpu_expert_layers: int = 0) -> tuple[Override, ...]:
-    """Return the tensor overrides in llama.cpp's order; `cpu_expert_layers` applies if the user set no number.
+    """Return the tensor overrides in llama.cpp's order. `cpu_expert_layers` applies if the user set no number.
 
     Raises: BadEngineArg.
     """
     parsed = [_override(text) for text in args.override_tensor]
     count = cpu_expert_layers if args.n_cpu_moe is None else args.n_cpu_moe
-    parsed += [Override(rf"blk\.{layer}{EXPERTS}", CPU_BUFFER) for layer in range(count)]
+    if count > 0:  # llama.cpp makes one pattern per layer; each tensor is compared with every pattern
+        layers = "|".join(map(str, range(count)))
+        parsed.append(Override(rf"blk\.({layers}){EXPERTS}", CPU_BUFFER))
     if args.cpu_moe:
         parsed.append(Override(EXPERTS, CPU_BUFFER))
     return tuple(parsed)

@@ -18,11 +18,11 @@ from engine.job_kinds.bench.qtype_speed import PriceStore, planner_speeds
 from engine.job_kinds.quantize.options import QuantizeOptions
 from engine.library.errors import CannotWrite
 from engine.placement.dry_run import DryRunFailed, dry_run
-from engine.placement.estimate import estimate, is_repacked, kv_layer_bytes
+from engine.placement.estimate import estimate, kv_layer_bytes
 from engine.placement.placer import Placer
 from engine.placement.resources import MachineState, Resources
 from engine.placement.results import machine_key
-from engine.placement.shape import ModelShape, model_shape
+from engine.placement.shape import ModelShape, is_repacked, model_shape
 from engine.placement.types import DryRun
 from engine.runner.protocol import LoadSettings
 from quantize.child import run_task

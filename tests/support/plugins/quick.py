@@ -4,33 +4,50 @@ Unit tests may not start processes in any run, except for tests with the mark `p
 only forbidden in the quick run, because in a complete run other tests of the same worker have loaded them.
 """
 
+import functools
+import os
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 UNIT = Path(__file__).resolve().parents[2] / "unit"
-STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec", "os.system"})
+# An audit hook would see all starts, but it is called for every event: 3 % of the time of the window's tests.
+STARTS: tuple[tuple[Any, str], ...] = (
+    (subprocess.Popen, "__init__"),
+    *((os, name) for name in ("fork", "forkpty", "posix_spawn", "posix_spawnp", "execv", "execve", "system")),
+)
 NATIVE = ("PySide6", "ggml", "llama_cpp", "onnxruntime", "onnxruntime_genai", "openvino")
 STARTING, LOADING, SLOW = "process", "native", "slow"
 
 
 class _Gate:
-    """Restrictions for the running test. Checking whether a library is installed is not an import."""
+    """Whether the running test may start processes."""
 
-    def __init__(self) -> None:
-        self.starts = False
-        self.imports = False
-
-    def audit(self, event: str, arguments: tuple[object, ...]) -> None:
-        if self.starts and event in STARTS:
-            pytest.fail(f"a unit test starts no process ({event}): tests/integration, or @pytest.mark.{STARTING}")
-        if self.imports and event == "import" and str(arguments[0]).partition(".")[0] in NATIVE:
-            pytest.fail(f"the quick run does without {arguments[0]}: @pytest.mark.{LOADING}")
+    is_closed = False
 
 
 _gate = _Gate()
+
+
+def _guarded(start: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(start)
+    def guarded(*arguments: Any, **options: Any) -> Any:
+        if _gate.is_closed:
+            name = start.__qualname__.removesuffix(".__init__")
+            pytest.fail(f"a unit test starts no process ({name}): tests/integration, or @pytest.mark.{STARTING}")
+        return start(*arguments, **options)
+
+    return guarded
+
+
+def _audit_imports(event: str, arguments: tuple[object, ...]) -> None:
+    """Refuse native libraries. Checking whether a library is installed is not an import."""
+    if event == "import" and str(arguments[0]).partition(".")[0] in NATIVE:
+        pytest.fail(f"the quick run does without {arguments[0]}: @pytest.mark.{LOADING}")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -49,8 +66,11 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    sys.addaudithook(_gate.audit)
-    _gate.imports = config.getoption("--quick")
+    for owner, name in STARTS:
+        if hasattr(owner, name):
+            setattr(owner, name, _guarded(getattr(owner, name)))
+    if config.getoption("--quick"):
+        sys.addaudithook(_audit_imports)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -71,8 +91,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    _gate.starts = item.path.is_relative_to(UNIT) and item.get_closest_marker(STARTING) is None
+    _gate.is_closed = item.path.is_relative_to(UNIT) and item.get_closest_marker(STARTING) is None
     try:
         return (yield)
     finally:
-        _gate.starts = False
+        _gate.is_closed = False

@@ -10,7 +10,7 @@ import pytest
 from devices.errors import Cancelled as QuantizeCancelled
 from engine.core.errors import EnvironmentFault, InputFault
 from engine.jobs import jobs
-from engine.jobs.jobs import _KEPT, JobContext, JobKind, JobRegistry, Paused, Subscription
+from engine.jobs.jobs import JobContext, JobKind, JobRegistry, Paused, Subscription
 from quantize.errors import BadFile
 
 
@@ -186,6 +186,7 @@ def test_a_damaged_list_is_kept_aside(raw, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_the_list_stays_bounded(tmp_path):
     registry = JobRegistry(tmp_path / "jobs.json")
     registry.register(JobKind.PULL, lambda params, control: None, parallel=8)
@@ -197,14 +198,15 @@ def test_the_list_stays_bounded(tmp_path):
 
 
 def test_a_job_begun_after_the_clock_was_set_back_is_kept_and_is_the_newest(registry, monkeypatch):
-    for number in range(_KEPT):
+    monkeypatch.setattr(jobs, "_KEPT", 8)
+    for number in range(8):
         registry.wait(registry.start(JobKind.QUANTIZE, str(number), {"steps": 0}).id, 60)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now - 86_400)
     job = registry.start(JobKind.QUANTIZE, "today, says the clock", {"steps": 1})
     assert registry.wait(job.id, 60).state == "done"
     assert registry.jobs()[0].id == job.id
-    assert len(registry.jobs()) == _KEPT
+    assert len(registry.jobs()) == 8
 
 
 def test_a_job_never_seems_older_than_it_was_told(registry, monkeypatch):

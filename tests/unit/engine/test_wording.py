@@ -112,6 +112,7 @@ def test_a_sentence_where_things_are_decided_is_found():
     assert [text for _, text in written(ast.parse(code)) if SENTENCE.search(text)] == ["{} layers fit there"]
 
 
+@pytest.mark.slow
 def test_every_fact_has_a_sentence_with_places_for_its_values():
     wrong = []
     seen = set()

@@ -2,6 +2,8 @@
 
 import ast
 
+import pytest
+
 from quantize.ggml_types import GgmlType
 from quantize.kv_cache_types import CACHE_TYPES, K_DAMAGE, V_DAMAGE
 from tests.support.sources import ROOT, parsed
@@ -17,6 +19,7 @@ def test_numbers_and_bits_are_those_of_ggml():
     assert list(K_DAMAGE) == list(V_DAMAGE)
 
 
+@pytest.mark.slow
 def test_no_other_module_lists_them():
     copies = []
     for file, tree in parsed(rf"['\"]({'|'.join(CACHE_TYPES)})['\"]"):

@@ -68,6 +68,7 @@ def test_repairs(text, value):
     assert json.loads(repair(text)) == value
 
 
+@pytest.mark.slow
 def test_nesting_without_end_is_cut_not_crashed():
     assert repair("[" * 100_000).count("[") == 128
 

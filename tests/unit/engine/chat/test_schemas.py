@@ -311,6 +311,7 @@ def test_what_cannot_be_enforced_is_dropped_and_named_or_refused(name):
     assert "coerce" not in refused
 
 
+@pytest.mark.slow
 def test_a_large_schema_loses_the_branches_that_cannot_be_merged_and_nothing_else():
     content = {
         "type": "object",

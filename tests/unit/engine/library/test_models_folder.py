@@ -113,6 +113,7 @@ def test_everything_moves_and_keeps_its_id_and_name(library, tmp_path):
     assert_moved(library, source, target, before, files)
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_at_any_moment_loses_nothing(library, tmp_path):
     """Every file is complete in one of the folders, and the same command continues."""
     home, settings, number = library.paths.models.parent, Settings(), 0

@@ -95,6 +95,7 @@ def test_what_was_asked_for_counts_first(models, overrides, changes, expected):
     assert why(placement) == []
 
 
+@pytest.mark.slow
 def test_every_recorded_machine_with_room_for_32k_gives_it():
     """The 8B model by its header; tests/bench/default_context.py has all models."""
     found = [default_context.row(name, machine, "8B") for name, machine in MACHINES.items()]
@@ -104,6 +105,7 @@ def test_every_recorded_machine_with_room_for_32k_gives_it():
     assert [row for row in rows if row.offered != (row.fits == "8-bit")] == []
 
 
+@pytest.mark.slow
 def test_an_8_bit_cache_is_offered_where_only_it_gives_32k(models):
     """With its measured loss, never chosen silently; the offered command has the stated effect."""
     machine, offered = MACHINES["vm-firecracker"], []

@@ -12,13 +12,12 @@ from engine.placement.estimate import (
     compute_prior,
     estimate,
     exact_parts,
-    is_repacked,
     kv_layer_bytes,
     need_at,
     rescaled,
 )
 from engine.placement.placer import read_shape
-from engine.placement.shape import shape_of
+from engine.placement.shape import is_repacked, shape_of
 from engine.placement.types import DryRun
 from engine.runner.engine_args import EngineArgs
 from engine.runner.load_limits import resize_context

@@ -42,6 +42,7 @@ def headers(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", published_headers.FACTS)
 def test_bytes_and_cache_are_those_of_closed_formulas(headers, name):
     path, shape = headers[name]

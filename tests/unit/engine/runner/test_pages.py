@@ -39,6 +39,7 @@ def wanted(monkeypatch):
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
 
 
+@pytest.mark.slow
 def test_small_pages_in_a_virtual_machine_and_large_ones_in_the_pause(wanted, monkeypatch):
     monkeypatch.setattr(huge_pages, "virtual", lambda: True)
     before, kept = large_kib(), LargePages()
