@@ -398,14 +398,7 @@ class ResponseReader:
 
     def feed(self, event: "Event | AnswerEvent | AnswerLogprobs") -> list[ChatEvent]:
         """Chat events that this runner event makes certain. Events parsed by another server pass unchanged."""
-        if isinstance(event, _PARSED):
-            return [event] if isinstance(event, TextDelta) and not self.done else self._pass([event])
-        if isinstance(event, Started):
-            self._prompt_tokens, self._cached_tokens = event.prompt_tokens, event.cached_tokens
-            return [AnswerStarted(prompt_tokens=event.prompt_tokens, cached_tokens=event.cached_tokens)]
-        if isinstance(event, PromptProgress | AnswerLogprobs):
-            return [event]
-        if isinstance(event, Delta):
+        if isinstance(event, Delta):  # first, because there is one for every token
             self._completion_tokens += len(event.token_ids)
             was_speaking, reasoned = self._parser.speaking, self._parser.reasoning
             events = self._pass(self._parser.feed(event.text))
@@ -414,6 +407,13 @@ class ResponseReader:
             if event.logprobs and (was_speaking or self._parser.speaking):
                 return [AnswerLogprobs(entries=event.logprobs), *events]
             return events
+        if isinstance(event, _PARSED):
+            return [event] if isinstance(event, TextDelta) and not self.done else self._pass([event])
+        if isinstance(event, Started):
+            self._prompt_tokens, self._cached_tokens = event.prompt_tokens, event.cached_tokens
+            return [AnswerStarted(prompt_tokens=event.prompt_tokens, cached_tokens=event.cached_tokens)]
+        if isinstance(event, PromptProgress | AnswerLogprobs):
+            return [event]
         cut = event.finish_reason != "stop"
         events = self._pass(self._parser.finish(cut=cut, ended=event.stop is None))
         if self._further is not None and self._further.held:

@@ -43,8 +43,8 @@ from engine.placement.shape import ModelShape
 from engine.placement.speed import Forecast, weights_read
 from engine.placement.steps import death_key
 from engine.placement.types import Fallback, FitReport, Placement
-from engine.runner.buffers import BufferLog
 from engine.runner.engine_args import NO_ARGS
+from engine.runner.pipes import BufferLog
 from engine.runner.protocol import LoadSettings
 
 log = logging.getLogger(__name__)

@@ -1,11 +1,8 @@
 """Callbacks that the pool calls for each generation."""
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import cast
 
 from msgspec.structs import replace
 
@@ -31,45 +28,14 @@ class GenerationHooks:
     finished: Callable[[LoadedModel, Usage, Timings], None] | None = None
     watch_rows: Callable[[LoadedModel, Runner, LoadSettings], LoadSettings] | None = None
 
-    async def watch(
-        self,
-        model: LoadedModel,
-        admission: MemoryAdmission,
-        events: AsyncIterator[Event],
-        at_once: Callable[[], int],
-    ) -> AsyncGenerator[Event, None]:
-        """Yields the events of one runner; closing the generator early ends the generation.
-
-        `at_once` returns the number of concurrent requests. Reports to the admission that the settings work, and
-        the measured speed.
-        """
-        counts, is_reported = _Made(), False
-        try:
-            async with aclosing(cast("AsyncGenerator[Event, None]", events)) as source:
-                async for event in source:
-                    counts.add(event)
-                    if self.first_token is not None and isinstance(event, Delta):
-                        self.first_token()
-                        self.first_token = None
-                    if isinstance(event, (Delta, Done)) and model.proven != model.settings:
-                        model.proven = model.settings
-                        admission.proven(model.id)
-                    if isinstance(event, Done):
-                        observe(admission, model, event, max(1, at_once()))
-                        is_reported = True
-                        event = await self._end(model, event)  # noqa: PLW2901 - adds news and the energy
-                        if self.finished is not None:
-                            self.finished(model, event.usage, event.timings)
-                    yield event
-        except (GeneratorExit, asyncio.CancelledError):
-            if counts.begun and not is_reported and self.finished is not None:
-                self.finished(model, counts.usage, counts.timings)
-            raise
-
-    async def _end(self, model: LoadedModel, done: Done) -> Done:
+    async def ended(self, model: LoadedModel, done: Done) -> Done:
+        """Report the end of a generation; return it with the model's news and the energy."""
         news, model.news = tuple(model.news), []
         done = replace(done, notes=news) if news else done
-        return await self.metered(model, done) if self.metered is not None else done
+        done = await self.metered(model, done) if self.metered is not None else done
+        if self.finished is not None:
+            self.finished(model, done.usage, done.timings)
+        return done
 
 
 def observe(admission: MemoryAdmission, model: LoadedModel, done: Done, at_once: int) -> None:
@@ -81,32 +47,67 @@ def observe(admission: MemoryAdmission, model: LoadedModel, done: Done, at_once:
         admission.observed(model.id, tokens, done.timings.decode_s, depth)
 
 
-class _Made:
-    """Tokens and times of a generation so far, as measured in the server process."""
+class Watch:
+    """Observes one generation: `add` each event, then `done` the last one, or `left` if the caller stops early.
 
-    def __init__(self) -> None:
+    Reports to the admission that the settings work, and the measured speed. Counts tokens and times as measured in
+    the server process.
+    """
+
+    def __init__(
+        self, hooks: GenerationHooks, model: LoadedModel, admission: MemoryAdmission, at_once: Callable[[], int]
+    ) -> None:
+        self._hooks = hooks
+        self._model = model
+        self._admission = admission
+        self._at_once = at_once
+        self._is_reported = False
         self._started_at = self._first = self._last = time.monotonic()
         self._started = Started(prompt_tokens=0, cached_tokens=0)
         self._tokens = 0
-        self.begun = False
+        self._begun = False
+        self.has_answer = False
 
     def add(self, event: Event) -> None:
-        if isinstance(event, Started):
-            self._started, self.begun = event, True
-        elif isinstance(event, Delta):
+        """Observe an event."""
+        if isinstance(event, Delta):
+            self.has_answer = True
             self._last = time.monotonic()
             if not self._tokens:
                 self._first = self._last
+                self._works()
             self._tokens += len(event.token_ids)
+        elif isinstance(event, Started):
+            self._started, self._begun = event, True
 
-    @property
-    def usage(self) -> Usage:
-        return Usage(
-            prompt_tokens=self._started.prompt_tokens,
-            completion_tokens=self._tokens,
-            cached_tokens=self._started.cached_tokens,
-        )
+    def _works(self) -> None:
+        hooks = self._hooks
+        if hooks.first_token is not None:
+            hooks.first_token()
+            hooks.first_token = None
+        self._prove()
 
-    @property
-    def timings(self) -> Timings:
-        return Timings(ttft_s=self._first - self._started_at, decode_s=self._last - self._first)
+    def _prove(self) -> None:
+        model = self._model
+        if model.proven != model.settings:
+            model.proven = model.settings
+            self._admission.proven(model.id)
+
+    async def done(self, event: Done) -> Done:
+        """Report the end; return it with the model's news and the energy."""
+        self.has_answer = True
+        self._prove()
+        observe(self._admission, self._model, event, max(1, self._at_once()))
+        self._is_reported = True
+        return await self._hooks.ended(self._model, event)
+
+    def left(self) -> None:
+        """Report what was generated until the caller stopped."""
+        if self._begun and not self._is_reported and self._hooks.finished is not None:
+            usage = Usage(
+                prompt_tokens=self._started.prompt_tokens,
+                completion_tokens=self._tokens,
+                cached_tokens=self._started.cached_tokens,
+            )
+            timings = Timings(ttft_s=self._first - self._started_at, decode_s=self._last - self._first)
+            self._hooks.finished(self._model, usage, timings)

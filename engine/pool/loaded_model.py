@@ -13,8 +13,8 @@ from engine.core.errors import RunnerDied
 from engine.core.startup_timing import StartupTimer
 from engine.core.types import GenerationRequest, ModelFacts
 from engine.placement.types import ModelSettings, Placement
-from engine.runner.buffers import BufferLog
 from engine.runner.load_limits import own_growth_limit
+from engine.runner.pipes import BufferLog
 from engine.runner.protocol import COMPILING, Embedded, LoadSettings, Stats
 
 # Maximum number of runner crashes stored per model.

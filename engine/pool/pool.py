@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 import msgspec
 
@@ -26,12 +26,12 @@ from engine.core.errors import (
 from engine.core.ownership import request_owner
 from engine.core.request_timing import current_clock
 from engine.core.startup_timing import StartupTimer
-from engine.core.types import Delta, Done, Event, GenerationRequest, Started
+from engine.core.types import Done, Event, GenerationRequest, Started
 from engine.message_catalog import sentence
 from engine.message_catalog.reasons import because
 from engine.placement.memory_admission import MemoryAdmission
 from engine.pool.context_growth import SHRINK_AFTER_S, ContextGrowth, GrowingRunner, has_grown
-from engine.pool.generation_hooks import GenerationHooks
+from engine.pool.generation_hooks import GenerationHooks, Watch
 from engine.pool.loaded_model import MAX_CRASHES, REMOTE, SPREAD, LoadedModel, QueueTicket, Runner
 from engine.pool.model_resolution import ModelSource, ResolvedModel, UpstreamRouter
 from engine.runner.exit_reasons import ended_itself
@@ -508,7 +508,7 @@ class Pool:
             self._on_answered(model)
 
     async def _generate(self, model: LoadedModel, request: GenerationRequest) -> AsyncGenerator[Event, None]:
-        sent_start = has_answer = False
+        has_started = False
         while True:
             runner = model.runner
             assert runner is not None
@@ -516,18 +516,23 @@ class Pool:
             if request.deterministic and model.widened is not runner:
                 await self._admission.widen(model.id, model.settings)
                 model.widened = runner
+            watch = Watch(self.hooks, model, self._admission, partial(getattr, runner, "active_requests"))
             try:
-                generation = runner.generate(request)
-                running = partial(getattr, runner, "active_requests")
-                async with aclosing(self.hooks.watch(model, self._admission, generation, running)) as events:
+                generation = cast("AsyncGenerator[Event, None]", runner.generate(request))
+                async with aclosing(generation) as events:
                     async for event in events:
-                        if isinstance(event, Started) and sent_start:
+                        watch.add(event)
+                        if isinstance(event, Done):
+                            event = await watch.done(event)  # noqa: PLW2901 - adds news and the energy
+                        if has_started and isinstance(event, Started):
                             continue
-                        sent_start = sent_start or isinstance(event, Started)
-                        has_answer = has_answer or isinstance(event, (Delta, Done))
+                        has_started = True
                         yield event
+            except (GeneratorExit, asyncio.CancelledError):
+                watch.left()
+                raise
             except RunnerDied as error:
-                if has_answer or not await self._replaced(model, runner, error):
+                if watch.has_answer or not await self._replaced(model, runner, error):
                     raise
             else:
                 break

@@ -12,7 +12,7 @@ from engine.core.types import GenerationRequest, ModelFacts
 from engine.remotes.errors import RemoteFault
 from engine.remotes.service import Remotes
 from engine.remotes.session import Session
-from engine.runner.buffers import BufferLog
+from engine.runner.pipes import BufferLog
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import Embedded, LoadSettings, Stats, layer_shares
 

@@ -1,6 +1,7 @@
 """The server's side of one runner, which starts it, exchanges messages and reports why it exited."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -22,16 +23,14 @@ from engine.core.sampling import refuse_impossible
 from engine.core.types import Delta, Done, Event, GenerationRequest, ModelFacts
 from engine.message_catalog.reasons import Reason, because
 from engine.runner import orphans, protocol
-from engine.runner.buffers import BufferLog
 from engine.runner.exit_reasons import exit_reason, file_to_blame
 from engine.runner.faults import fault_to_error
+from engine.runner.pipes import BufferLog, Pipes
 from engine.runner.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
 STDERR_LINES: Final = 200
-# Bytes read from the pipe per call: all frames of a step, and of several if the server is late.
-READ_BYTES: Final = 1 << 18
 # Frames that arrive faster than this are processed together: waking up costs more than handling a token.
 # Measured: log-archive.md, server.
 GATHER_S: Final = 0.001
@@ -46,7 +45,7 @@ _living: "weakref.WeakSet[RunnerProcess]" = weakref.WeakSet()
 class RunnerProcess:
     """One child process that serves one model. Use from one event loop."""
 
-    def __init__(self, process: asyncio.subprocess.Process, path: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, pipes: Pipes, path: str) -> None:
         self._process = process
         self._path = path
         self.loop = asyncio.get_running_loop()
@@ -62,7 +61,10 @@ class RunnerProcess:
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
         self.buffers = BufferLog()
         self._stderr_task = asyncio.create_task(self._read_stderr())
-        self._reader_task = asyncio.create_task(self._read())
+        self._exit_task = asyncio.create_task(self._until_exit())
+        self._frames = protocol.FrameReader()
+        self._unreadable: str | None = None
+        self._late: bytes | None = None  # not None: frames are gathered
         self._stopping = False
         self._stuck: Reason | None = None
         self._watchdog = Watchdog(process.pid, self._give_up)
@@ -72,6 +74,7 @@ class RunnerProcess:
         self.facts: ModelFacts | None = None
         self.last_message_at = time.monotonic()
         self.prefill_depth = 0  # tokens computed of the longest prompt being read, at the last heartbeat
+        pipes.deliver(self._receive)
 
     @property
     def pid(self) -> int:
@@ -99,16 +102,12 @@ class RunnerProcess:
 
         Raises: RunnerDied: it exited, or uses another protocol version.
         """
-        process = await asyncio.create_subprocess_exec(
-            *runner_command(engine),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=runner_environment({**(child_variables(path) if path else {}), **(env or {})}),
-        )
+        pipes = Pipes()
+        environment = runner_environment({**(child_variables(path) if path else {}), **(env or {})})
+        process = await pipes.start(runner_command(engine), environment)
         orphans.assign_to_job(_job, process.pid)
         bound_memory(process.pid)
-        runner = cls(process, path)
+        runner = cls(process, pipes, path)
         _living.add(runner)
         try:
             hello = await runner._hello
@@ -153,15 +152,16 @@ class RunnerProcess:
             await self._send(protocol.Submit(id=request_id, request=request))
             while not finished:
                 item = await mailbox.get()
-                if isinstance(item, TesseraError):
-                    finished = True
-                    raise item
-                finished = isinstance(item, Done)
                 if isinstance(item, Delta):
                     num_events += 1
                     if num_events >= CREDIT_STEP:
                         self._post(protocol.Credit(id=request_id, count=num_events))
                         num_events = 0
+                elif isinstance(item, TesseraError):
+                    finished = True
+                    raise item
+                else:
+                    finished = isinstance(item, Done)
                 yield item
         finally:
             del self._mailboxes[request_id]
@@ -256,7 +256,7 @@ class RunnerProcess:
             await self._process.wait()
         if saving.problem:
             log.warning("prefixes are not stored path=%s: %s", self._path, saving.problem)
-        await asyncio.gather(self._reader_task, self._stderr_task)
+        await asyncio.gather(self._exit_task, self._stderr_task)
 
     @staticmethod
     def kill_all() -> None:
@@ -275,7 +275,7 @@ class RunnerProcess:
 
     async def end(self) -> None:
         self.kill()
-        await asyncio.wait([self._reader_task, self._stderr_task], timeout=SHUTDOWN_S)
+        await asyncio.wait([self._exit_task, self._stderr_task], timeout=SHUTDOWN_S)
 
     def kill(self) -> None:
         if self._process.returncode is None:
@@ -310,29 +310,44 @@ class RunnerProcess:
             try:
                 await pipe.drain()
             except ConnectionError:
-                await asyncio.shield(self._reader_task)
+                await asyncio.shield(self._exit_task)
         if self.died is not None:
             raise self.died
 
-    async def _read(self) -> None:
-        reader = self._process.stdout
-        assert reader is not None
-        reason = None
+    def _receive(self, data: bytes) -> None:
+        """Handle bytes of the runner's stdout."""
+        if self._unreadable is not None:
+            return
+        if self._late is not None:
+            self._late += data
+            return
+        before, self.last_message_at = self.last_message_at, time.monotonic()
         try:
-            frames = protocol.FrameReader()
-            while data := await reader.read(READ_BYTES):
-                before, self.last_message_at = self.last_message_at, time.monotonic()
-                bodies = frames.feed(data)
-                for body in bodies:
-                    self._dispatch(protocol.decode_from_runner(body))
-                if len(bodies) > 1 or self.last_message_at - before < GATHER_S:
-                    await asyncio.sleep(GATHER_S)
-        except ConnectionError:
-            pass
+            bodies = self._frames.feed(data)
+            for body in bodies:
+                self._dispatch(protocol.decode_from_runner(body))
         except Exception as error:  # noqa: BLE001 - after any error this child cannot be trusted
-            reason = f"the runner sent an unreadable frame: {error}"
+            self._unreadable = f"the runner sent an unreadable frame: {error}"
             self.kill()
-        await self._on_exit(reason)
+            return
+        if len(bodies) > 1 or self.last_message_at - before < GATHER_S:
+            self._late = b""
+            self.loop.call_later(GATHER_S, self._take_late)
+
+    def _take_late(self) -> None:
+        """Handle what arrived within GATHER_S after other frames."""
+        data, self._late = self._late, None
+        if data:
+            self._receive(data)
+
+    async def _until_exit(self) -> None:
+        """Wait for the end of stdout, then report the exit."""
+        output = self._process.stdout
+        assert output is not None
+        with contextlib.suppress(ConnectionError):
+            await output.read()
+        self._take_late()
+        await self._on_exit(self._unreadable)
 
     def _dispatch(self, message: protocol.FromRunner) -> None:
         if isinstance(message, protocol.Events):

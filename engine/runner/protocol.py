@@ -479,6 +479,8 @@ class FrameReader:
         Raises: ValueError: a frame is longer than MAX_FRAME_BYTES.
         """
         buffer = self._buffer
+        if not buffer and len(data) >= LENGTH.size and frame_length(data[: LENGTH.size]) == len(data) - LENGTH.size:
+            return [data[LENGTH.size :]]  # exactly one, as for most tokens
         buffer += data
         bodies: list[bytes] = []
         at = 0

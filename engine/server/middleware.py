@@ -28,6 +28,7 @@ from engine.server.errors import lookup, retry_header
 from engine.server.metrics import Metrics
 from engine.server.origin_check import AllowedOrigins, OriginCheck
 from engine.server.recent import RecentRequests, current, program_of
+from engine.server.sse import BODY_SENDER
 
 log = logging.getLogger(__name__)
 
@@ -71,21 +72,30 @@ class RequestLog:
                 receiving = bool(message.get("more_body"))
             return message
 
+        async def body(message: Message) -> None:
+            """Send a part of the body."""
+            nonlocal sent
+            sent += len(message.get("body", b""))
+            before = time.monotonic()
+            await send(message)
+            clock.network_s += time.monotonic() - before
+
         async def counted(message: Message) -> None:
-            nonlocal status, sent
-            if message["type"] == "http.response.start":
+            nonlocal status
+            if message["type"] != "http.response.start":
+                await body(message)
+            else:
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
                 if clock.ran_on:
                     message["headers"].append(
                         (b"x-tessera-ran-on", sentence(clock.ran_on).encode("ascii", "replace"))
                     )
-            else:
-                sent += len(message.get("body", b""))
-            before = time.monotonic()
-            await send(message)
-            clock.network_s += time.monotonic() - before
+                before = time.monotonic()
+                await send(message)
+                clock.network_s += time.monotonic() - before
 
+        scope["extensions"] = {**scope.get("extensions", {}), BODY_SENDER: body}
         record = self._begin(scope, request_id)
         token = current.set(record)
         try:

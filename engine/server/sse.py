@@ -56,6 +56,9 @@ async def merge(generations: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple
 
 log = logging.getLogger(__name__)
 
+# ASGI extension: sends parts of a body that has started. All middleware only looks at its start, and passing each
+# token through six functions takes a tenth of its CPU time.
+BODY_SENDER: Final = "tessera.body"
 # A request that fails before this time gets an HTTP status. A slower one (loading, a long queue) gets its headers
 # now, so that client timeouts count from here; its error is sent as an event.
 EARLY_HEADERS_S: Final = 5.0
@@ -97,7 +100,7 @@ class EventStream(Response):
             making = Making(self._chunks, self._shape.event, self._sign)
             self._chunks = scope["app"].state.server.streams.made(request_owner.get(), name, making)
             self._sign = bytes  # a ping for this reader only would shift the byte offsets that clients count
-        pump = asyncio.create_task(self._pump(send))
+        pump = asyncio.create_task(self._pump(send, scope.get("extensions", {}).get(BODY_SENDER, send)))
         heart = asyncio.create_task(self._beat(send))
         disconnected = asyncio.create_task(_disconnected(receive))
         try:
@@ -114,13 +117,13 @@ class EventStream(Response):
             self._last_sent = time.monotonic()
             await send({"type": "http.response.start", "status": 200, "headers": self._stream_headers})
 
-    async def _pump(self, send: Send) -> None:
+    async def _pump(self, send: Send, send_body: Send) -> None:
         try:
             async for chunk in self._chunks:
                 if not self._has_started:
                     await self._begin(send)
                 self._last_sent = time.monotonic()
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await send_body({"type": "http.response.body", "body": chunk, "more_body": True})
         except Exception as error:
             lack = exhausted(error)
             if lack is not None:

@@ -15,7 +15,7 @@ from engine.core.errors import InputFault, RunnerDied
 from engine.core.types import Delta, Done, Event, GenerationRequest, ModelFacts, Started, Timings, Usage
 from engine.message_catalog import sentence
 from engine.message_catalog.reasons import because
-from engine.runner.buffers import BufferLog
+from engine.runner.pipes import BufferLog
 from engine.runner.protocol import Embedded, LoadSettings, Stats
 from engine.upstreams.error_mapping import refusal
 from engine.upstreams.errors import UpstreamFault, UpstreamRefusesKey, UpstreamUnreachable

@@ -18,7 +18,7 @@ from engine.placement.placer import Placer
 from engine.placement.resources import MachineState, open_resources
 from engine.placement.types import ModelSettings
 from engine.pool.model_resolution import ResolvedModel
-from engine.runner.buffers import BufferLog
+from engine.runner.pipes import BufferLog
 from engine.runner.protocol import LoadSettings
 from tests.support.fakes.free_pool import FreePool
 from tests.support.machines.machines import machines

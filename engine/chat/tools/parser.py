@@ -44,6 +44,8 @@ PARAGRAPH: Final = "\n\n"
 
 
 class _Mode(Enum):
+    __hash__ = object.__hash__  # Enum's own is a Python function
+
     TEXT = auto()
     REASONING = auto()
     HELD = auto()

@@ -37,8 +37,12 @@ class StepTimes:
     def step(self, seconds: float, rows: Iterable[tuple[Worked, int]]) -> None:
         """Record a step with the number of rows of each request."""
         self.all_s += seconds
-        weighed = [(request, count * (ANSWER_ROWS if _answers(request, count) else 1)) for request, count in rows]
-        whole = sum(weight for _, weight in weighed)
+        whole = 0
+        weighed: list[tuple[Worked, int]] = []
+        for request, count in rows:
+            weight = count * (ANSWER_ROWS if _answers(request, count) else 1)
+            weighed.append((request, weight))
+            whole += weight
         for request, weight in weighed:
             request.own_s += seconds * weight / whole
             request.all_s = self.all_s

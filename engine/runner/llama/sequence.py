@@ -1,9 +1,9 @@
 """A request in llama.cpp, with its cells, images and drafts."""
 
 from bisect import bisect
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from engine.core.types import Event, PromptProgress, Started
 from engine.runner.generation.draft_length import DraftBalance
@@ -106,7 +106,9 @@ class LlamaSequence(Sequence):
     @property
     def over(self) -> bool:
         """Whether the response has its full length or the loop guard ended it; it waits if the context may grow."""
-        return self.runaway is not None if self.waits_for_room else super().over
+        if len(self.tokens) < self.limit or self.waits_for_room:
+            return self.runaway is not None
+        return True
 
     @property
     def waits_for_room(self) -> bool:
@@ -115,8 +117,8 @@ class LlamaSequence(Sequence):
 
     def lacks_room(self) -> bool:
         """Whether it should request a larger context now, before the end of this one."""
-        near = self.limit < self.most and len(self.tokens) >= self.limit - ASK_AHEAD and self.n_generated > 0
-        return near and not self.asked
+        near = self.limit < self.most and len(self.tokens) >= self.limit - ASK_AHEAD and not self.asked
+        return near and self.n_generated > 0
 
     @property
     def shareable(self) -> list[int]:
@@ -126,12 +128,14 @@ class LlamaSequence(Sequence):
     @property
     def n_missing(self) -> int:
         """Number of tokens whose keys and values are not in the cache yet."""
-        return len(self.tokens) - (len(self.cache.tokens) if self.cache else 0)
+        return len(self.tokens) - (len(self.cache.tokens) if self.cache is not None else 0)
 
     @property
     def decoding(self) -> bool:
         """Whether all but the newest token are computed and generation has started."""
-        return self.n_generated > 0 and self.n_missing == 1
+        cache = self.cache
+        missing = len(self.tokens) - (len(cache.tokens) if cache is not None else 0)
+        return missing == 1 and len(self.tokens) + self.forgotten > self.n_prompt
 
     @property
     def key(self) -> Key:
@@ -164,13 +168,8 @@ class LlamaSequence(Sequence):
             self.media.close()
 
     def progress(self, now: float, *, busy: bool) -> PromptProgress | None:
-        """Return the prefill progress if it is requested, due, and not complete; else None."""
-        if (
-            not self.request.progress
-            or self.n_generated
-            or self.cache is None
-            or now - self.flushed_at < PROGRESS_S
-        ):
+        """Return the prefill progress if it is due, else None. `busy`: other programs use the CPU."""
+        if self.cache is None or now - self.flushed_at < PROGRESS_S:
             return None
         self.flushed_at = now
         done = len(self.cache.tokens)
@@ -183,12 +182,22 @@ class LlamaSequence(Sequence):
         )
 
 
-def prefill_progress(sequences: Iterable[LlamaSequence], now: float, *, busy: bool) -> Iterator[tuple[int, Event]]:
-    """Yield the progress events that are due. `busy`: other programs use the CPU."""
+class Starved(Protocol):
+    """Whether other programs compete for the CPU."""
+
+    @property
+    def is_starved(self) -> bool: ...
+
+
+def prefill_progress(sequences: Iterable[LlamaSequence], now: float, pace: Starved) -> list[tuple[int, Event]]:
+    """Return the progress events that are due."""
+    events: list[tuple[int, Event]] = []
     for sequence in sequences:
-        progress = sequence.progress(now, busy=busy)
-        if progress is not None:
-            yield sequence.id, progress
+        if sequence.request.progress and not sequence.n_generated:
+            progress = sequence.progress(now, busy=pace.is_starved)
+            if progress is not None:
+                events.append((sequence.id, progress))
+    return events
 
 
 def waits_for_choice(
@@ -201,8 +210,10 @@ def waits_for_choice(
     return all(s.request.choice_of == group for s in (*running, *waiting))
 
 
-def begun_for_watchers(outputs: Iterable[object], sequences: Iterable[LlamaSequence]) -> bool:
+def begun_for_watchers(outputs: Collection[object], sequences: Iterable[LlamaSequence]) -> bool:
     """Whether a client that wants progress must get its start event before the step, which may be long."""
+    if not outputs:
+        return False
     watched = {sequence.id for sequence in sequences if sequence.request.progress}
     return any(isinstance(o, tuple) and o[0] in watched and isinstance(o[1], Started) for o in outputs)
 

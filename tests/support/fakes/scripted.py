@@ -15,6 +15,7 @@ from engine.library.catalogue import Catalogue
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
+from engine.runner.pipes import Pipes
 from engine.runner.process import RunnerProcess, runner_environment
 from engine.server.auth import Access
 from engine.server.build_server import create_app
@@ -34,12 +35,9 @@ def starter(folder: Path, program: str = "fake_runner.py"):
     """A pool starter that spawns fake runners, which read their replies from `folder`."""
 
     async def start(engine: str, path: str) -> RunnerProcess:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, str(HERE / program), str(folder), str(os.getpid()),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            env=runner_environment(),
-        )  # fmt: skip
-        runner = RunnerProcess(process, path)
+        pipes = Pipes()
+        command = (sys.executable, str(HERE / program), str(folder), str(os.getpid()))
+        runner = RunnerProcess(await pipes.start(command, runner_environment()), pipes, path)
         await runner._hello
         return runner
 

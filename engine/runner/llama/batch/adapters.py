@@ -53,7 +53,7 @@ class Adapters:
 
     def members(self, running: list[LlamaSequence]) -> list[LlamaSequence]:
         """Return the sequences of the next step: one group with the same adapters; the groups take turns."""
-        keys = list(dict.fromkeys(s.request.lora for s in running))
+        keys = list(dict.fromkeys(s.request.lora for s in running)) if self._handles else []
         if len(keys) > 1:
             last = keys.index(self._turn) if self._turn in keys else -1
             self._turn = keys[(last + 1) % len(keys)]

@@ -24,6 +24,44 @@ _CANDIDATE: Final = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.
 
 # Blocks per token to keep: more blocks leave fewer tokens, but take longer to sort.
 BLOCKS: Final = 8
+# Values per block of sums over the vocabulary.
+BLOCK: Final = 64
+
+
+class Candidates:
+    """A reusable array of tokens for a chain. `reference` is what llama.cpp gets."""
+
+    def __init__(self, api: Any) -> None:
+        self._api = api
+        self._array = api.llama_token_data_array()
+        self.reference = ctypes.byref(self._array)
+        self._reserve(BLOCKS * BLOCK)
+
+    def put(self, ids: Any, logits: Any) -> Any:
+        """Fill the array with tokens and their logits, both (n,); return it as llama.cpp's struct."""
+        count = len(ids)
+        if count > len(self._ids):
+            self._reserve(count)
+        self._ids[:count] = ids
+        self._logits[:count] = logits
+        self._weights[:count] = 0
+        array = self._array
+        array.data = self._pointer
+        array.size = count
+        array.selected = -1
+        array.sorted = False
+        return array
+
+    def _reserve(self, count: int) -> None:
+        values = np.empty(count, _CANDIDATE)
+        self._ids, self._logits, self._weights = values["id"], values["logit"], values["p"]
+        self._pointer = ctypes.cast(values.ctypes.data, ctypes.POINTER(self._api.llama_token_data))
+
+
+@cache
+def shared_candidates(api: Any) -> Candidates:
+    """Return the array of all samplers, which take turns in the thread of the steps."""
+    return Candidates(api)
 
 
 class ChainSampler(Sampler):
@@ -76,6 +114,15 @@ class ChainSampler(Sampler):
         for stages in self._chains:
             self._api.llama_sampler_accept(stages, token)
 
+    def sample(self, row: Any) -> int:
+        """Return the next token from an adjusted row. Raises: NotFinite."""
+        if self._plain or not self._cut_top_k or self._chain is None:
+            return super().sample(row)
+        ids, top = _highest(row, self._params.top_k)
+        if not math.isfinite(top):
+            raise NotFinite(f"the highest logit is {top}")
+        return self._run_chain(ids, row[ids])
+
     def _choose(self, row: Any, best: int) -> int:
         if self._chain is None:
             return best
@@ -90,31 +137,23 @@ class ChainSampler(Sampler):
         ids: Any
         top = float(row[best])
         if self._cut_min_p:
-            ids = np.flatnonzero(row >= top + math.log(self._params.min_p))
-        elif self._cut_top_p:
-            ids = _nucleus(row, top, self._params.top_p)
+            ids = (row >= top + math.log(self._params.min_p)).nonzero()[0]
         else:
-            ids = _highest(row, self._params.top_k)
+            ids = _nucleus(row, top, self._params.top_p)
         return self._run_chain(ids, row[ids])
 
     def _run_chain(self, ids: Any, logits: Any) -> int:
-        candidates = np.empty(len(ids), _CANDIDATE)
-        candidates["id"] = ids
-        candidates["logit"] = logits
-        candidates["p"] = 0
-        api = self._api
-        array = api.llama_token_data_array()
-        array.data = ctypes.cast(candidates.ctypes.data, ctypes.POINTER(api.llama_token_data))
-        array.size = len(candidates)
-        array.selected = -1
-        array.sorted = False
+        candidates = shared_candidates(self._api)
+        array = candidates.put(ids, logits)
+        apply = self._api.llama_sampler_apply
         if self._before is not None:
-            api.llama_sampler_apply(self._before, ctypes.byref(array))
+            apply(self._before, candidates.reference)
             self._penalize_candidates(array, len(logits))
-        api.llama_sampler_apply(self._chain, ctypes.byref(array))
-        if not 0 <= array.selected < array.size:
+        apply(self._chain, candidates.reference)
+        selected = array.selected
+        if not 0 <= selected < array.size:
             raise NotFinite("no token could be sampled")
-        return int(array.data[array.selected].id)
+        return int(array.data[selected].id)
 
     def _penalize_candidates(self, array: Any, n_vocab: int) -> None:
         """Apply penalties to the output of earlier stages."""
@@ -153,13 +192,29 @@ def _temperature_alone(p: SamplingParams, seed: int) -> bool:
     )
 
 
-def _highest(row: Any, k: int) -> Any:
-    """Return ids of a superset of the `k` highest: all not below the k-th highest maximum of the row's blocks."""
-    width = len(row) // (BLOCKS * k)
+def _highest(row: Any, k: int) -> tuple[Any, float]:
+    """Return ids of a superset of the `k` highest, and the highest logit, which is NaN if any is.
+
+    These are all that are not below the k-th highest maximum of the row's blocks.
+    """
+    size = len(row)
+    width = _block_width(size, k)
     if width < 2:
-        return np.arange(len(row))
-    blocks = row[: len(row) // width * width].reshape(-1, width).max(axis=1)
-    return np.flatnonzero(row >= np.partition(blocks, len(blocks) - k)[len(blocks) - k])
+        return np.arange(size), float(row.max())
+    whole = size // width * width
+    blocks = np.maximum.reduce(row[:whole].reshape(-1, width), axis=1)
+    last = len(blocks) - 1
+    blocks.partition((last + 1 - k, last))
+    top = float(blocks[last] if whole == size else np.maximum(blocks[last], row[whole:].max()))
+    return (row >= blocks[last + 1 - k]).nonzero()[0], top
+
+
+@cache
+def _block_width(size: int, k: int) -> int:
+    """Return a width that gives about BLOCKS * k blocks, without a remainder if possible."""
+    least = BLOCKS * k
+    count = next((n for n in range(least, min(4 * least, size // 2) + 1) if size % n == 0), least)
+    return size // count
 
 
 def _nucleus(row: Any, top: float, p: float) -> Any:
@@ -215,7 +270,6 @@ def note(sequence: LlamaSequence, rows: Any, pieces: Pieces[bytes]) -> bool:
 
 # Samples from the whole vocabulary by temperature alone: gives llama.cpp's tokens, with sums over blocks.
 
-BLOCK: Final = 64
 # Weights of numpy and llama.cpp differ in the last digits of exp (numpy: 2.5 units, C libraries: 1), sums by less.
 MARGIN: Final = 1e-6
 # llama.cpp replaces this seed by a random one.

@@ -258,10 +258,11 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         out: list[Output] = []
         self.prefill_depth = 0
         self._end_cancelled(out)
-        for sequence in [s for s in self._by_id.values() if s.n_generated and s.over]:
+        for sequence in [s for s in self._by_id.values() if s.over and s.n_generated]:
             self._end(sequence, "length", out)  # it waited for a larger context, which was refused
-        for sequence in to_preempt(self._running, self._waiting, self._loaded.settings.n_parallel):
-            self._set_aside(sequence)
+        if self._waiting or len(self._running) > 1:
+            for sequence in to_preempt(self._running, self._waiting, self._loaded.settings.n_parallel):
+                self._set_aside(sequence)
         self._admit(out)
         if not self._running or begun_for_watchers(out, self._running):
             return out
@@ -280,7 +281,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             self._commit_batch(now - started)
             self._save_long_prompts()
             self.cached_tokens += self._following.step_done(self._running)
-            out.extend(prefill_progress(self._running, now, busy=self.pace.is_starved))
+            out.extend(prefill_progress(self._running, now, self.pace))
             self._sample(out)
             self._request_room_early()
             self._speculation.follow(self._batch, self._running)
@@ -362,6 +363,11 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             position = sequence.position(len(sequence.tokens) - 1)
             sequence.row = batch.add(sequence.tokens[-1], position, sequence.cache.seq_id)
             self._speculation.extend(batch, sequence)
+        if prefilling:
+            self._fill_prompts(prefilling, out)
+
+    def _fill_prompts(self, prefilling: list[LlamaSequence], out: list[Output]) -> None:
+        batch = self._batch
         depth = max((len(s.cache.tokens) for s in prefilling if s.cache is not None), default=0)
         self.prefill_depth = depth
         budget = self.pace.prefill_budget(batch.size, len(prefilling), depth)
@@ -413,14 +419,14 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         If a driver ends this process, the next one continues from there. Large states are written only while no
         answer waits.
         """
-        answering = any(s.n_generated for s in self._running)
-        for sequence in self._running:
-            if sequence.cache is None or sequence.n_generated or not sequence.request.cache_prompt:
+        prefilling = [s for s in self._running if not s.n_generated]
+        for sequence in prefilling:
+            if sequence.cache is None or not sequence.request.cache_prompt:
                 continue
             length = len(sequence.cache.tokens)
             if length < max(SAVED_FROM, 2 * sequence.saved):
                 continue
-            if not answering or self._kv.spilling.is_quick(sequence.cache):
+            if len(prefilling) == len(self._running) or self._kv.spilling.is_quick(sequence.cache):
                 sequence.saved = length
                 self._kv.spilling.save(sequence.cache)
 
@@ -430,7 +436,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         for seq_id, tokens in runs:
             owner, cache = owners[seq_id]
             self._kv.commit(cache, tokens, alone=len(runs) == 1, steady=owner.steady)
-        self.step_times.step(seconds, ((owners[seq_id][0], len(tokens)) for seq_id, tokens in runs))
+        self.step_times.step(seconds, [(owners[seq_id][0], len(tokens)) for seq_id, tokens in runs])
 
     def _sample(self, out: list[Output]) -> None:
         rows, now = None, 0.0

@@ -1,7 +1,7 @@
 """Measures the cost of steps, and derives the prefill budget next to responses and the number of threads."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Final
 
 from devices.backends.cpu_kernels import ATTENTION
@@ -176,17 +176,22 @@ def prefill_order(prefilling: list[LlamaSequence]) -> list[LlamaSequence]:
     return order
 
 
-def flush_text(sequences: Iterable[LlamaSequence], running: list[LlamaSequence]) -> Iterator[tuple[int, Event]]:
-    """Yield the deltas to send now: immediately if the next step is long, else at most at the display's rate."""
+def flush_text(sequences: Iterable[LlamaSequence], running: list[LlamaSequence]) -> list[tuple[int, Event]]:
+    """Return the deltas to send now: immediately if the next step is long, else at most at the display's rate."""
     now = time.monotonic()
-    soon = all(s.decoding for s in running)
+    all_decode: bool | None = None
+    deltas: list[tuple[int, Event]] = []
     for sequence in sequences:
-        if soon and sequence.cache is not None and now - sequence.flushed_at < FLUSH_INTERVAL_S:
-            continue
+        if sequence.cache is not None and now - sequence.flushed_at < FLUSH_INTERVAL_S:
+            if all_decode is None:
+                all_decode = all(s.decoding for s in running)
+            if all_decode:
+                continue
         shown = sequence.pending_text or sequence.pending_logprobs
         if shown and (delta := sequence.take_pending()) is not None:
             sequence.flushed_at = now
-            yield sequence.id, delta
+            deltas.append((sequence.id, delta))
+    return deltas
 
 
 def _is_busy() -> bool:

@@ -88,6 +88,8 @@ class Batch:
 
     def runs(self) -> list[tuple[int, list[int]]]:
         """Return runs of rows of one sequence: its id and their tokens."""
+        if self.size == 1:
+            return [(int(self._seq[0]), [int(self._tokens[0])])]
         groups: list[tuple[int, list[int]]] = []
         for seq_id, token in zip(self._seq[: self.size].tolist(), self._tokens[: self.size].tolist(), strict=True):
             if groups and groups[-1][0] == seq_id:

@@ -89,7 +89,7 @@ class Speculation:
 
     def _draft(self, sequence: LlamaSequence, room: int, *, forced: bool) -> tuple[list[int], Recorder]:
         """Return the tokens that the grammar fixes, else the better of two drafts; and its result's recorder."""
-        if draft := self._grammar_draft(sequence, room, forced=forced):
+        if sequence.constraint is not None and (draft := self._grammar_draft(sequence, room, forced=forced)):
             return draft, self._by_grammar.note
         drafter, cost = sequence.drafter, self._cost
         if not forced and not sequence.balance.allows:
@@ -135,7 +135,7 @@ class Speculation:
     def follow(self, batch: Batch, running: list[LlamaSequence]) -> None:
         """Let the MTP head process the final tokens of a step."""
         head = self._draft_model
-        if not isinstance(head, MtpHead) or len(running) > MAX_DRAFTING:
+        if head is None or not isinstance(head, MtpHead) or len(running) > MAX_DRAFTING:
             return
         spans = batch.spans()
         for sequence in running:
@@ -156,8 +156,8 @@ class Speculation:
 
     def update_balances(self, step_s: float) -> None:
         """Update each text's gain or loss from the duration of the step, drafting included."""
-        plain = self._cost.seconds(self._rows)
-        if plain is None or not self._drafting:
+        plain = self._cost.seconds(self._rows) if self._drafting else None
+        if plain is None:
             return
         if self._drafting[0][0].steady:  # it runs alone
             step_s = self._cost.seconds(self._rows + self._drafting[0][1]) or plain

@@ -10,7 +10,7 @@ from engine.core.paths import Paths
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
-from engine.runner.buffers import BufferLog
+from engine.runner.pipes import BufferLog
 from engine.runner.protocol import LoadSettings
 from tests.support.starved import no_descriptors
 

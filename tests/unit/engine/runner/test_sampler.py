@@ -119,10 +119,12 @@ def test_bias_decides(vocab):
     assert sampler.sample(logits) == 7
 
 
+@pytest.mark.parametrize("params", [{"temperature": 0}, {"top_k": 40}, {"min_p": 0.1}])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_numbers_that_are_none_are_an_error(vocab, bad):
-    with pytest.raises(NotFinite):
-        make(vocab, temperature=0).sample(row({5: bad}))
+def test_numbers_that_are_none_are_an_error(vocab, bad, params):
+    for at in (5, 8190):
+        with pytest.raises(NotFinite):
+            make(vocab, **params).sample(row({at: bad})[:8191])  # a prime number: blocks leave a rest
 
 
 def test_dry_breaks_a_loop(vocab):
@@ -244,7 +246,7 @@ def frequencies_of(vocab, logits, draws=200, prompt=(), **params):
     return counts
 
 
-@pytest.mark.parametrize("size", [90, 8192, 49152])
+@pytest.mark.parametrize("size", [90, 8192, 49152, 49157])  # the last one is prime: its blocks leave a rest
 @pytest.mark.parametrize("params", [{"top_k": 40, "top_p": 0.95, "min_p": 0.05}, {"top_k": 1}, {"top_k": 20}])
 def test_only_the_highest_are_looked_at_and_the_same_is_drawn(vocab, size, params):
     """Without an earlier cut, llama.cpp sorts all of them with the same result, including masked ones."""
@@ -255,10 +257,13 @@ def test_only_the_highest_are_looked_at_and_the_same_is_drawn(vocab, size, param
         logits = (rng.standard_normal(size) * 3).astype(np.float32)
         if n % 3 == 1:
             logits[rng.permutation(size)[: size - 5]] = -np.inf
-        kept = _highest(logits, params["top_k"])
+        if n % 3 == 2:
+            logits[-1] = 20
+        kept, top = _highest(logits, params["top_k"])
+        assert top == logits.max()
         assert set(np.argsort(-logits)[: min(params["top_k"], 5)]) <= set(kept)
         assert cut.sample(logits.copy()) == whole.sample(logits.copy())
-    assert size < 8192 or len(_highest(logits, params["top_k"])) < size / 10
+    assert size < 8192 or len(kept) < size / 10
     cut.close()
     whole.close()
 

@@ -135,7 +135,7 @@ def ended(monkeypatch, how, seconds, *, starved=False, stop=False):
         starving = asyncio.create_task(starve(runner.pid)) if starved else None
         if stop:
             await runner.stop()
-        await runner._reader_task
+        await runner._exit_task
         if starving:
             starving.cancel()
         return runner.died.exit_code, runner.died, time.monotonic() - begun
