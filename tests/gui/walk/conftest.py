@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from tests.gui.walk.screen import PROGRAMS, Screen
-from tests.gui.walk.walker import ROOT, Walk
+from tests.gui.walk.walker import ANSWER_TOKENS, ROOT, Walk
 from tests.support.fakes.fake_hub import FakeHub
 
 CROWDED_S = 1800  # a walk of half a minute, with three others on two busy cores
@@ -64,10 +64,19 @@ def open_window(screen, hub, tmp_path_factory):
     """Opens windows; those still open at the end of the module are closed."""
     opened = []
 
-    def open_window(env=None, on=screen, home=None, files=(), *, network=True, disk_mib=0):
+    def open_window(
+        env=None,
+        on=screen,
+        home=None,
+        files=(),
+        *,
+        network=True,
+        disk_mib=0,
+        answer_tokens=ANSWER_TOKENS,
+    ):
         env = {"HF_ENDPOINT": hub.endpoint, **(env or {})}
         where = home or tmp_path_factory.mktemp("walk")
-        made = Walk(on, where, env, files, network=network, disk_mib=disk_mib)
+        made = Walk(on, where, env, files, network=network, disk_mib=disk_mib, answer_tokens=answer_tokens)
         opened.append(made)
         made.until("chat.composer.ready")
         return made

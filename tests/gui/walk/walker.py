@@ -18,6 +18,7 @@ from tests.support.servers import free_port, give_dry_runs, take_dry_runs
 ROOT = Path(__file__).resolve().parents[3]
 LATE_S = 10.0  # an event that has not arrived by then is requested again
 CUT_S = 15.0
+ANSWER_TOKENS = 200  # by default, as a person would set it: a small model's answer may fill its context otherwise
 LONGEST_S = 0.12  # between two checks of long work; each costs the window some CPU time
 # After this time a click is not part of a double click: a list ignores clicks that may be part of the one that
 # opened it.
@@ -41,13 +42,17 @@ PAGES = {
 class Walk:
     """The program on a screen."""
 
-    def __init__(self, screen, home, env=None, files=(), *, network=True, disk_mib=0):
+    def __init__(self, screen, home, env=None, files=(), *, network=True, disk_mib=0, answer_tokens=ANSWER_TOKENS):
         """Without a network, every Python process records in `attempts` whom it tried to reach.
 
         `disk_mib`: the chats' folder is on a separate disk of that size, which `disk` returns.
+        `answer_tokens`: the limit of answers in the settings of a new home; 0 for none.
         """
         self.screen, self.home = screen, Path(home)
-        self.home.mkdir(parents=True, exist_ok=True)
+        settings = self.home / "config" / "settings.toml"
+        if not settings.exists():
+            settings.parent.mkdir(parents=True, exist_ok=True)
+            settings.write_text(f"[chat]\nmax_tokens = {answer_tokens}\n")
         (self.home / "user").mkdir(exist_ok=True)
         give_dry_runs(self.home)
         self.env = {**screen.env, "TESSERA_HOME": str(self.home), "HOME": str(self.home / "user"), **(env or {})}
