@@ -135,6 +135,10 @@ class MainWindow(QMainWindow):
         self._geometry.setValue(key, 1)
         return True
 
+    def repeat_first_time(self, name: str) -> None:
+        """Let the next `first_time` with this name return True again."""
+        self._geometry.remove(f"seen/{name}")
+
     def save_state(self) -> None:
         self.chat.save_draft()
         self._geometry.setValue("geometry", self.saveGeometry())

@@ -28,6 +28,8 @@ class Pages:
         jobs.finished.connect(self._on_finished)
         jobs.finished.connect(self._notify_of_end)
         window.chat.controller.busy_changed.connect(self._on_busy)
+        self._next_steps = ""  # the text of their offer
+        window.chat.banner.replaced.connect(self._on_replaced)
 
     def entries(self) -> list[PageEntry]:
         tr = self._window.tr
@@ -179,7 +181,10 @@ class Pages:
         QApplication.alert(window)
 
     def _on_busy(self, busy: bool) -> None:
-        """After the first answer of a local model that is not a demo, show once what else can be done."""
+        """After the first answer of a local model that is not a demo, show once what else can be done.
+
+        An offer that gave way to another message, such as one about a full context, is made again.
+        """
         chat = self._window.chat
         path = chat.controller.tree.path()
         model = self._services.models.get(chat.controller.conversation.model)
@@ -195,6 +200,11 @@ class Pages:
             (tr("Connect an editor"), lambda: self._show("connect")),
             (tr("Find more models"), self._find_models),
         )
+        self._next_steps = chat.banner.text
+
+    def _on_replaced(self, text: str) -> None:
+        if text == self._next_steps:
+            self._window.repeat_first_time("next-steps")
 
     def _offer(self, path: str) -> None:
         self._show("library").offer(path)

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from PySide6.QtCore import QEvent, QMimeData, QObject, QPointF, Qt, QUrl
@@ -147,6 +148,25 @@ def test_a_change_that_needs_a_restart_offers_it_and_the_window_starts_again(qtb
     press(page.banner, "Restart now")
     assert window.starts_again
     assert not window.isVisible()
+
+
+def test_next_steps_that_gave_way_to_a_warning_are_offered_again_and_then_no_more(qtbot, desktop, server):
+    window, models = desktop.window, desktop.services.models
+    server.models = [msgspec.structs.replace(server.models[0], name="Quark", demo=False)]
+    models.refresh()
+    qtbot.waitUntil(lambda: not models.get("spark").demo)
+    chat = window.chat
+    ask(qtbot, chat)
+    assert chat.banner.text.startswith("That works.")
+    chat.composer.set_text("x" * 4000)
+    assert chat.banner.text.startswith("With your draft, this chat needs"), "a warning comes first"
+    window.new_chat()
+    qtbot.waitUntil(lambda: not chat.controller.tree.path() and not chat.banner.isVisible())
+    ask(qtbot, chat)
+    assert chat.banner.text.startswith("That works.")
+    assert chat.banner.isVisible()
+    ask(qtbot, chat, "And now?")
+    assert not chat.banner.isVisible(), "offered once"
 
 
 @pytest.mark.parametrize(("seconds", "hidden", "told"), [(60, True, True), (5, True, False), (60, False, False)])

@@ -409,6 +409,7 @@ class Banner(QFrame):
     A toast without actions and problems disappears by itself.
     """
 
+    replaced = Signal(str)  # a message that was still visible when the next one came
     toast_ms = 10_000  # how long such a toast stays while the window is active
     tone: Tone = "info"
 
@@ -436,6 +437,8 @@ class Banner(QFrame):
 
     def notify(self, text: str, tone: Tone = "info", *actions: tuple[str, Callable[[], object]]) -> None:
         """Show a message. Each action is a button."""
+        if self.isVisible() and text != self.text:
+            self.replaced.emit(self.text)
         clear(self._actions)
         for words, on_click in actions:
 
