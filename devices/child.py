@@ -25,7 +25,7 @@ from devices.child_service import PATIENCE as ANSWER_PATIENCE
 from devices.child_service import READY
 from devices.environment import without_secrets
 from devices.frames import read_frame, write_frame
-from devices.process_memory import bound_memory, cpu_seconds
+from devices.process_memory import bound_memory, cpu_seconds, wants_cpu
 
 _log = logging.getLogger(__name__)
 _ROOT: Final = Path(__file__).resolve().parents[1]
@@ -93,8 +93,9 @@ class StallDetector:
     ) -> bool:
         """Whether to end a wait that has taken `waited_s`, more than `limit_s`.
 
-        True if nothing was computed for `stalled_s` (None: `limit_s`), if more was computed than `threads` can in
-        `limit_s`, and always after `longest_s`. If CPU time is unknown, the wall clock decides.
+        True if nothing was computed for `stalled_s` (None: `limit_s`) and no thread waits for a CPU, if more was
+        computed than `threads` can in `limit_s`, and always after `longest_s`. If CPU time is unknown, the wall
+        clock decides.
         """
         stalled_s = limit_s if stalled_s is None else stalled_s
         spent = self._spent(self._pid)
@@ -108,7 +109,9 @@ class StallDetector:
             return False
         if longest_s is not None and waited_s > longest_s:
             return True
-        return waited_s - self._moved_s > stalled_s or spent - self._started_at > limit_s * threads
+        if spent - self._started_at > limit_s * threads:
+            return True
+        return waited_s - self._moved_s > stalled_s and not wants_cpu(self._pid)
 
 
 class ProbeOutcome(msgspec.Struct, frozen=True):

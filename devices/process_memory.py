@@ -1,4 +1,4 @@
-"""Measures one process: its memory, for the ledger's audits, and its CPU time."""
+"""Measures one process: its memory, for the ledger's audits, its CPU time, and whether it waits for a CPU."""
 
 import contextlib
 import ctypes
@@ -21,6 +21,16 @@ def cpu_seconds(pid: int) -> float | None:
     except (psutil.Error, OSError):
         return None
     return float(times.user + times.system)
+
+
+def wants_cpu(pid: int) -> bool:
+    """Whether a thread of a process runs or waits for a free CPU; False if the system does not say."""
+    for thread in Path("/proc", str(pid), "task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            state = thread.read_bytes().rpartition(b") ")[2][:1]  # after the name, which may contain brackets
+            if state == b"R":
+                return True
+    return False
 
 
 def process_memory(pid: int) -> ProcessMemory | None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -15,6 +17,7 @@ from engine.runner import process, watchdog
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from engine.runner.watchdog import Watchdog
+from tests.support.servers import wait_for
 
 stops = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
 
@@ -83,6 +86,22 @@ def test_what_was_computed_decides_once_the_limit_is_over(what, readings, thread
 def test_a_step_that_stops_in_its_middle_is_ended_once_nothing_was_computed_for_the_limit():
     still = spending(0, 200, 200, 200)
     assert [still.over(waited, 300, 2) for waited in (2, 100, 399, 401)] == [False, False, False, True]
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which threads wait for a CPU")
+def test_a_process_that_gets_no_cpu_has_not_stalled_and_one_that_sleeps_has():
+    """This process runs while it asks, so it wants a CPU, whatever its CPU time says."""
+    ours = StallDetector(os.getpid(), lambda _pid: 0.0)
+    assert [ours.over(waited, 300, stalled_s=2) for waited in (2, 301, 400)] == [False, False, False]
+    assert ours.over(1801, 300, stalled_s=2, longest_s=1800), "not for ever"
+    with subprocess.Popen(("sleep", "600")) as sleeper:
+        try:
+            wait_for(lambda: psutil.Process(sleeper.pid).status() == psutil.STATUS_SLEEPING, 60, "its sleep")
+            asleep = StallDetector(sleeper.pid, lambda _pid: 0.0)
+            assert [asleep.over(waited, 300, stalled_s=2) for waited in (2, 301)] == [False, True]
+        finally:
+            sleeper.kill()
 
 
 def test_a_new_wait_counts_anew():
