@@ -77,10 +77,10 @@ class EngineFacade:
         return (*entries, *external_entries(entries))
 
     def model(self, name: str) -> "ModelEntry":
-        """One model. Raises: ModelNotFound."""
-        from engine.library.catalogue import require
+        """The model with this name or alias. Raises: ModelNotFound."""
+        from engine.placement.model_settings import named_model
 
-        return require(self.catalogue, name)
+        return named_model(self.catalogue, name)
 
     def trash(self) -> "tuple[Removed, ...]":
         """Removed models that can be restored."""
@@ -249,14 +249,22 @@ class EngineFacade:
         return choose({}, recommended.layers(None)), choose({}, recommended.plain)
 
     def fit(
-        self, model: str, machine: "Host | None" = None, projector: str | None = None, **overrides: Any
+        self,
+        model: str,
+        machine: "Host | None" = None,
+        projector: str | None = None,
+        mix: str | None = None,
+        **overrides: Any,
     ) -> "tuple[FitReport, Placement]":
         """Memory need and placement of a model, a file or a repository, on this machine or a recorded one.
 
-        `overrides` as in engine.placement.types.
-        Raises: ModelNotFound, the errors of HubClient and of reading the file.
+        With `mix`, a preset or type, `model` is one of `shapes`. `overrides` as in engine.placement.types.
+        Raises: ModelNotFound, the errors of HubClient and of reading the file; InputFault: no such shape or preset,
+        or `projector` is not one.
         """
-        from engine.placement.hub_shape import find
+        import msgspec
+
+        from engine.placement.hub_shape import find, of_header, with_projector
         from engine.placement.load_settings import open_context
         from engine.placement.pins import check_pin
         from engine.placement.placer import Placer
@@ -266,11 +274,23 @@ class EngineFacade:
         placer = Placer(open_resources(self.paths, MachineState(machine) if machine else None))
         if overrides.get("device"):
             check_pin(placer.resources.machine.full(), overrides["device"])
-        shape, settings = find(model, self.catalogue, placer, projector)
+        if mix is None:
+            found = find(model, self.catalogue, placer)
+        else:
+            from engine.job_kinds.bench.dummy_model import header_of_shape
+
+            name = f"{model} {mix}".lower()
+            found, model = of_header(name, header_of_shape(model, mix)), name
+        shape, settings = found.shape, found.settings
+        if projector is not None:
+            settings = with_projector(settings, projector)
         exact = os.path.isfile(settings.path) and machine is None  # noqa: PTH113 - pathlib is not imported here
         limits = {"max_ctx": open_context(is_chosen=overrides.get("n_ctx") is not None), **overrides}
         placement = placer.judge_shape(model, shape, settings, PlacementLimits(**limits), exact=exact)
-        return placer.report(model, placement, shape), placement
+        report = placer.report(model, placement, shape)
+        if found.note is not None:
+            report = msgspec.structs.replace(report, notes=(found.note, *report.notes))
+        return report, placement
 
     def measured(self, model: str | None = None) -> "list[Report]":
         """Benchmarks of this machine, oldest first."""
@@ -310,7 +330,8 @@ class EngineFacade:
         if not names:
             here = (e for e in self.models() if e.format == "gguf" and e.state == "online" and not e.problem)
             return {entry.id: entry.path for entry in here}
-        entries = {name: self.catalogue.get(name) for name in names}
+        ids = {name: self.model_settings.resolve(name, self.catalogue.get) for name in names}
+        entries = {name: self.catalogue.get(model) for name, model in ids.items()}
         for name, entry in entries.items():
             if entry is None or entry.format != "gguf":
                 raise InputFault(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.echo import InputRefused
+from app.cli.echo import InputRefused, echo
 from app.cli.settings_defaults import TokenCount, obey_offline
 from quantize.kv_cache_types import CACHE_TYPES
 
@@ -20,10 +20,12 @@ _BASES = {"formula": "the file", "probe": "a trial on this machine", "prior": "a
 
 
 @click.command("fit")
-@click.argument("model")
+@click.argument("model", required=False)
+@click.option("--shape", help="A well-known model without its file, such as qwen3-8b; 'list' shows all.")
+@click.option("--type", "mix", default="Q4_K_M", show_default=True, help="Preset or type of --shape.")
 @click.option("--ctx", type=TokenCount(1, 1 << 24), help="Context in tokens.")
 @click.option("--parallel", type=click.IntRange(1, 128), help="Requests answered at the same time.")
-@click.option("--kv", type=click.Choice(tuple(CACHE_TYPES)), help="KV cache type.")
+@click.option("--kv", type=click.Choice(tuple(CACHE_TYPES), case_sensitive=False), help="KV cache type.")
 @click.option("--device", help="Pin a device id, a kind (cpu, igpu, dgpu) or a backend.")
 @click.option("--layers", type=click.IntRange(0, 10000), help="Layers on the GPU.")
 @click.option("--projector", type=click.Path(exists=True, dir_okay=False), help="Vision projector to load with it.")
@@ -36,7 +38,9 @@ _BASES = {"formula": "the file", "probe": "a trial on this machine", "prior": "a
 @click.option("--explain", is_flag=True, help="Show which step set which setting, and why.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def command(
-    model: str,
+    model: str | None,
+    shape: str | None,
+    mix: str,
     ctx: int | None,
     parallel: int | None,
     kv: str | None,
@@ -47,12 +51,20 @@ def command(
     explain: bool,
     as_json: bool,
 ) -> None:
-    """Show the memory MODEL needs (a name, a file, or owner/name[:quant] on the hub) and where it would run."""
+    """Show the memory MODEL needs and where it would run.
+
+    MODEL is a name, a file of which at least the header is here, or owner/name[:quant] on the hub.
+    """
     from devices.errors import BadRecording
     from devices.recording import load_recording
     from engine.services import EngineFacade
 
-    if "/" in model and not Path(model).is_file():
+    if shape == "list":
+        echo("\n".join(EngineFacade().shapes()))
+        return
+    if (model is None) == (shape is None):
+        raise click.UsageError("Name a MODEL, or use --shape.")
+    if model is not None and "/" in model and not Path(model).is_file():
         obey_offline()
     try:
         machine = load_recording(replay) if replay else None
@@ -60,9 +72,10 @@ def command(
         raise InputRefused(f"{error}. Make one with `tessera devices --record FILE`.") from error
     with closing(EngineFacade()) as services:
         report, placement = services.fit(
-            model,
+            model or shape or "",
             machine,
             projector,
+            mix if shape else None,
             n_ctx=ctx,
             n_parallel=parallel,
             type_k=kv,

@@ -1,6 +1,6 @@
 """Reads only the headers of a model on the hub: its shape, and whether it fits here.
 
-`find` resolves the model argument of `tessera fit`: a file, a model of the library, or a repository on the hub.
+`find` resolves the model argument of `tessera fit`: a file or its header, a model of the library, or a repository.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,9 @@ from engine.placement.placer import Placer, read_shape
 from engine.placement.shape import ModelShape, shape_of
 from engine.runner.engine_args import NO_ARGS
 from engine.runner.protocol import LoadSettings
-from quantize.files.gguf_file import GgufFile
+from quantize.errors import IncompleteFile
+from quantize.files.gguf_file import GgufFile, read_gguf_header
+from quantize.files.gguf_split import parse_split_name
 
 
 def hub_shape(name: str, paths: Paths, estimate: FitEstimator | None = None) -> ModelShape:
@@ -83,17 +85,43 @@ def fit_estimator(placer: Placer, describe: Callable[[Reason], str] | None = Non
     return estimate
 
 
-def find(
-    model: str, catalogue: Catalogue, placer: Placer, projector: str | None = None
-) -> tuple[ModelShape, LoadSettings]:
-    """Shape and settings; only the headers of a repository are read. `projector` is loaded with the model.
+class FittedModel(msgspec.Struct, frozen=True):
+    """The argument of `tessera fit`. The path in `settings` is a file only if all of the model is here."""
 
-    Raises: ModelNotFound, the errors of HubClient and of reading the file; InputFault: `projector` is not one.
+    shape: ModelShape
+    settings: LoadSettings
+    note: Reason | None = None
+
+
+def find(model: str, catalogue: Catalogue, placer: Placer) -> FittedModel:
+    """Shape and settings; only the headers of a repository are read.
+
+    Raises: ModelNotFound, the errors of HubClient and of reading the file.
     """
-    shape, settings = _resolve(model, catalogue, placer)
-    if projector is not None and not _is_projector(Path(projector)):
+    if Path(model).is_file():
+        return _of_file(model)
+    user_settings = open_model_settings(catalogue.paths)
+    entry = catalogue.get(user_settings.resolve(model, catalogue.get))
+    if entry is None and (Path(model).exists() or model.startswith(("/", "./", "../", "~"))):
+        raise InputFault(because("no_file", file=model), "model")
+    if entry is None and "/" in model:
+        return _unloaded(model, hub_shape(model, catalogue.paths, fit_estimator(placer)))
+    entry = entry or require(catalogue, model)
+    args = user_settings.get(entry.id).engine_args
+    settings = with_engine_args(load_settings(entry), args) if args != NO_ARGS else load_settings(entry)
+    return FittedModel(read_shape(settings.path), settings)
+
+
+def of_header(name: str, header: GgufFile, note: Reason | None = None) -> FittedModel:
+    """The model that begins with this header."""
+    return _unloaded(name, shape_of(header, header.tensors, header.file_bytes), note)
+
+
+def with_projector(settings: LoadSettings, projector: str) -> LoadSettings:
+    """Settings that load this vision projector too. Raises: InputFault: it is not one."""
+    if not _is_projector(Path(projector)):
         raise InputFault(because("no_projector", file=projector), "projector")
-    return shape, settings if projector is None else msgspec.structs.replace(settings, mmproj_path=projector)
+    return msgspec.structs.replace(settings, mmproj_path=projector)
 
 
 def _is_projector(path: Path) -> bool:
@@ -103,17 +131,17 @@ def _is_projector(path: Path) -> bool:
         return False
 
 
-def _resolve(model: str, catalogue: Catalogue, placer: Placer) -> tuple[ModelShape, LoadSettings]:
-    if Path(model).is_file():
-        shape = read_shape(model)
-        return shape, LoadSettings(path=model, n_ctx=default_context(shape.context_train))
-    entry = catalogue.get(model)
-    if entry is None and model.startswith(("/", "./", "../", "~")):
-        raise InputFault(because("no_file", file=model), "model")
-    if entry is None and "/" in model:
-        shape = hub_shape(model, catalogue.paths, fit_estimator(placer))
-        return shape, LoadSettings(path=model, n_ctx=default_context(shape.context_train))
-    entry = entry or require(catalogue, model)
-    args = open_model_settings(catalogue.paths).get(entry.id).engine_args
-    settings = with_engine_args(load_settings(entry), args) if args != NO_ARGS else load_settings(entry)
-    return read_shape(settings.path), settings
+def _of_file(path: str) -> FittedModel:
+    try:
+        shape = read_shape(path)
+    except BadModelFile as error:
+        end = error.__cause__
+        if not isinstance(end, IncompleteFile) or not end.known or parse_split_name(Path(path).name) is not None:
+            raise
+        note = because("only_the_header", have_bytes=end.have_bytes, needed_bytes=end.needed_bytes)
+        return of_header(f"{path} (complete)", read_gguf_header(path), note)
+    return FittedModel(shape, LoadSettings(path=path, n_ctx=default_context(shape.context_train)))
+
+
+def _unloaded(name: str, shape: ModelShape, note: Reason | None = None) -> FittedModel:
+    return FittedModel(shape, LoadSettings(path=name, n_ctx=default_context(shape.context_train)), note)

@@ -2,10 +2,10 @@
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -21,6 +21,10 @@ from engine.runner.load_limits import KV_TYPES
 from quantize.files.gguf_header import LazyArray
 from quantize.files.gguf_split import read_gguf_model
 from quantize.files.sampling_keys import BOUNDS, Value, checked
+
+if TYPE_CHECKING:
+    from engine.library.catalogue import Catalogue
+    from engine.library.types import ModelEntry
 
 log = logging.getLogger(__name__)
 MAX_ALIASES: Final = 1000
@@ -155,17 +159,18 @@ class ModelSettingsStore:
         """The aliases that are plain names: a pattern cannot appear in a list of models."""
         return {name: model for name, model in self.aliases().items() if not set(name) & set("*?[")}
 
-    def resolve(self, name: str) -> str:
+    def resolve(self, name: str, is_model: Callable[[str], object] = lambda _name: None) -> str:
         """The model that `name` stands for, or `name` itself. `*` and `?` match as in file names.
 
-        An exact alias takes precedence over patterns, and longer patterns over shorter ones.
+        An exact alias takes precedence over patterns, and longer patterns over shorter ones. A pattern does not
+        hide a model that has this name.
         """
         names, folded = self.aliases(), name.casefold()
         if folded in names:
             return names[folded]
         for pattern in sorted(names, key=len, reverse=True):
             if fnmatchcase(folded, pattern):
-                return names[pattern]
+                return name if is_model(name) else names[pattern]
         return name
 
     def preset(self, name: str) -> Preset:
@@ -259,6 +264,13 @@ class ModelSettingsStore:
 def open_model_settings(paths: Paths) -> ModelSettingsStore:
     """This user's model settings."""
     return ModelSettingsStore(paths.config / "model_settings.json", paths.state / "dispatch.json")
+
+
+def named_model(catalogue: "Catalogue", name: str) -> "ModelEntry":
+    """The model of the library with that name or alias. Raises: ModelNotFound."""
+    from engine.library.catalogue import require
+
+    return require(catalogue, open_model_settings(catalogue.paths).resolve(name, catalogue.get))
 
 
 def _row(file: _File, model_id: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import msgspec
 from devices.errors import PoolExceeded, TesseraError
 from devices.memory_ledger import DeviceBytes
 from devices.types import Machine
-from engine.core.errors import BadModelFile, fact_of
+from engine.core.errors import BadModelFile, reason_for
 from engine.message_catalog.reasons import because
 from engine.onnx.folder import OnnxFolder
 from engine.placement import llama_server, onnx, openvino, rpc_layers
@@ -399,4 +399,4 @@ def read_shape(path: str) -> ModelShape:
     try:
         return model_shape(cached_gguf_model(path))
     except TesseraError as error:
-        raise BadModelFile(path, fact_of(error) or str(error)) from error
+        raise BadModelFile(path, reason_for(error)) from error

@@ -16,7 +16,7 @@ from engine.library.types import ModelEntry
 from engine.message_catalog.reasons import because
 from engine.placement.external import ProgramStore, place_upstream, upstream_settings
 from engine.placement.load_settings import load_settings, open_context, recommended_for, with_engine_args
-from engine.placement.model_settings import ModelSettingsStore, unfit_draft
+from engine.placement.model_settings import NO_PRESET, ModelSettingsStore, Preset, unfit_draft
 from engine.placement.types import NO_OVERRIDES, ModelSettings, Placement, PlacementLimits
 from engine.pool.loaded_model import EXTERNAL, REMOTE
 from engine.pool.model_resolution import ResolvedModel
@@ -157,15 +157,25 @@ class ServedModels:
 
     async def _entry_or_none(self, name: str) -> ModelEntry | None:
         catalogue = await self.catalogue()
-        resolved = self.user_settings.resolve(name)
+        resolved = await asyncio.to_thread(self.user_settings.resolve, name, catalogue.get)
         remote = self.upstreams.entry(resolved)
         if remote is not None:
             return remote
         if resolved == DEFAULT_NAME:
             chosen = default_model(await asyncio.to_thread(catalogue.entries))
             resolved = chosen.id if chosen is not None else resolved
-        external = next((e for e in await self.external() if e.id == resolved), None)
-        return external or await asyncio.to_thread(catalogue.get, resolved)
+        external = {entry.id: entry for entry in await self.external()}
+        return external.get(name) or external.get(resolved) or await asyncio.to_thread(catalogue.get, resolved)
+
+    async def add_alias(self, name: str, model: str, preset: Preset = NO_PRESET) -> ModelEntry:
+        """Make `name` another name of a model. Raises: as `entry`; InputFault: a model has this name."""
+        entry = await self.entry(model)
+        catalogue = await self.catalogue()
+        taken = any(other.id == name for other in await self.external())
+        if taken or await asyncio.to_thread(catalogue.get, name) is not None:
+            raise InputFault(f"There is already a model named {name!r}.", "alias")
+        self.user_settings.set_alias(name, entry.id, preset)
+        return entry
 
     async def resolve(self, model: str, min_ctx: int = 0) -> ResolvedModel:
         """Load settings for the pool, with the placement if `choose` is set.

@@ -48,8 +48,22 @@ def read_gguf(path: str | os.PathLike[str], limits: Limits = LIMITS) -> GgufFile
         source.close()
 
 
+def read_gguf_header(path: str | os.PathLike[str]) -> GgufFile:
+    """The header of a local file, of which its weights may be missing; `file_bytes` are those of the whole file.
+
+    Raises: as `read_gguf`. IncompleteFile: it ends within its header.
+    """
+    try:
+        return read_gguf(path)
+    except IncompleteFile as error:
+        if not error.known:
+            raise
+        whole_bytes = error.needed_bytes
+    return read_gguf_source(ReopenedFile(str(path), whole_bytes))
+
+
 class ReopenedFile(msgspec.Struct, frozen=True):
-    """A file that is opened for each read, so that no descriptor stays open in between."""
+    """A file of this size that is opened for each read, so that no descriptor stays open in between."""
 
     name: str
     size: int

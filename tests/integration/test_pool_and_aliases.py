@@ -36,6 +36,20 @@ def test_aliases_and_patterns_stand_for_a_model(scripted):
     assert httpx2.delete(f"{scripted.url}/tessera/v1/aliases/claude-*", headers=MANAGE).status_code == 404
 
 
+def test_a_pattern_hides_no_model_and_no_alias_takes_a_models_name(scripted):
+    names = scripted.state.models.user_settings
+    names.set_alias("sp*", "no-such")
+    try:
+        assert chat(scripted, "spark").status_code == 200
+        assert chat(scripted, "Spark (demo)").status_code == 200, "its other name"
+        assert chat(scripted, "spare").status_code == 404
+    finally:
+        names.remove_alias("sp*")
+    refused = httpx2.put(f"{scripted.url}/tessera/v1/aliases/Spark", json={"model": "spark"}, headers=MANAGE)
+    assert refused.status_code == 400
+    assert "There is already a model named 'Spark'." in refused.text
+
+
 def test_an_alias_of_nothing_is_refused(scripted):
     put = httpx2.put(f"{scripted.url}/tessera/v1/aliases/a", json={"model": "no-such"}, headers=MANAGE)
     assert put.status_code == 404
@@ -67,6 +81,8 @@ def test_aliases_survive_and_follow_the_file(tmp_path):
     assert other.resolve("gpt-4o") == "spark"
     assert other.resolve("gpt-5-mini") == "other"
     assert other.resolve("llama") == "llama"
+    assert other.resolve("gpt-oss", {"gpt-oss": 1}.get) == "gpt-oss", "a pattern hides no model"
+    assert other.resolve("gpt-4o", {"gpt-4o": 1}.get) == "spark"
     other.remove_alias("gpt-4o")
     path.write_text("{ damaged")
     assert ModelSettingsStore(path).aliases() == {}

@@ -13,6 +13,7 @@ import argparse
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +27,8 @@ from engine.core.errors import EnvironmentFault, InputFault
 from engine.job_kinds.bench import shapes
 from engine.library.hub import header_cache
 from engine.message_catalog.reasons import because
-from quantize.files.gguf_file import ValueType, read_gguf
+from quantize.files.gguf_file import ValueType, read_gguf_header
+from quantize.files.gguf_header import GgufFile
 from quantize.files.gguf_write import GgufWriter, MetaValue, TensorSlot, array, copied_metadata, scalar
 from quantize.ggml_types import GgmlType
 from quantize.plan.llama_cpp_preset_rules import MIXES
@@ -56,10 +58,11 @@ class StandInFailed(EnvironmentFault):
 
 
 def spec_of_shape(name: str, mix: str) -> tuple[dict[str, MetaValue], list[TensorSlot]]:
-    """Header and tensors of a named shape in a llama.cpp preset (Q4_K_M) or plain type (F16).
+    """Header and tensors of a named shape in a llama.cpp preset (Q4_K_M) or plain type (F16), in any case.
 
     Raises: InputFault: unknown shape or preset.
     """
+    name, mix = name.lower(), mix.upper()
     if name not in shapes.SHAPES:
         raise InputFault(f"There is no shape {name!r}. Known: {', '.join(shapes.SHAPES)}.", "shape")
     return spec_of_dimensions(name, shapes.SHAPES[name], mix)
@@ -120,9 +123,18 @@ def spec_of_header(path: Path) -> tuple[dict[str, MetaValue], list[TensorSlot]]:
     return metadata, [TensorSlot(t.name, t.shape, t.ggml_type) for t in header.tensors]
 
 
+def header_of_shape(name: str, mix: str) -> GgufFile:
+    """What a file of a named shape would begin with. Raises: InputFault: unknown shape or preset."""
+    metadata, slots = spec_of_shape(name, mix)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{name}.gguf"
+        GgufWriter(path, metadata, slots).abandon()
+        return read_gguf_header(path)
+
+
 def spec_like(path: Path) -> tuple[dict[str, MetaValue], list[TensorSlot]]:
-    """Header and tensors of an existing file."""
-    file = read_gguf(path)
+    """Header and tensors of a file, whose weights may be missing."""
+    file = read_gguf_header(path)
     return copied_metadata(file), [TensorSlot(t.name, t.shape, t.ggml_type) for t in file.tensors]
 
 

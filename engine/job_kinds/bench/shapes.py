@@ -1,6 +1,6 @@
 """Published dimensions of well-known models, for dummy-weight models.
 
-Source: each model's published config.json (layers, widths, heads, vocabulary, tied head).
+Source: each model's published config.json (layers, widths, heads, vocabulary, tied head, context).
 """
 
 from typing import Final
@@ -10,13 +10,15 @@ import msgspec
 from quantize.files.gguf_file import ValueType
 from quantize.files.gguf_write import MetaValue, array, scalar
 
-CONTEXT: Final = 40960
 # A mixture's router stays in 32 bits in every file.
 ROUTER: Final = "ffn_gate_inp.weight"
 
 
 class Dimensions(msgspec.Struct, frozen=True):
-    """A transformer's dimensions. `experts` of a mixture: count, used for a token, width of each."""
+    """A transformer's dimensions. `experts` of a mixture: count, used for a token, width of each.
+
+    `context`: tokens that it was trained for.
+    """
 
     arch: str
     layers: int
@@ -28,12 +30,13 @@ class Dimensions(msgspec.Struct, frozen=True):
     vocab: int
     tied: bool
     experts: tuple[int, int, int] | None = None
+    context: int = 40960
 
 
 SHAPES: Final = {
-    "stories-110m": Dimensions("llama", 12, 768, 12, 12, 64, 2048, 32000, tied=True),
-    "smollm2-135m": Dimensions("llama", 30, 576, 9, 3, 64, 1536, 49152, tied=True),
-    "smollm2-360m": Dimensions("llama", 32, 960, 15, 5, 64, 2560, 49152, tied=True),
+    "stories-110m": Dimensions("llama", 12, 768, 12, 12, 64, 2048, 32000, tied=True, context=1024),
+    "smollm2-135m": Dimensions("llama", 30, 576, 9, 3, 64, 1536, 49152, tied=True, context=8192),
+    "smollm2-360m": Dimensions("llama", 32, 960, 15, 5, 64, 2560, 49152, tied=True, context=8192),
     "qwen3-0.6b": Dimensions("qwen3", 28, 1024, 16, 8, 128, 3072, 151936, tied=True),
     "qwen3-1.7b": Dimensions("qwen3", 28, 2048, 16, 8, 128, 6144, 151936, tied=True),
     "qwen3-4b": Dimensions("qwen3", 36, 2560, 32, 8, 128, 9728, 151936, tied=True),
@@ -41,10 +44,10 @@ SHAPES: Final = {
     "qwen3-14b": Dimensions("qwen3", 40, 5120, 40, 8, 128, 17408, 151936, tied=False),
     "qwen3-32b": Dimensions("qwen3", 64, 5120, 64, 8, 128, 25600, 151936, tied=False),
     "qwen3-30b-a3b": Dimensions("qwen3moe", 48, 2048, 32, 4, 128, 6144, 151936, tied=False, experts=(128, 8, 768)),
-    "llama3.2-1b": Dimensions("llama", 16, 2048, 32, 8, 64, 8192, 128256, tied=True),
-    "llama3.2-3b": Dimensions("llama", 28, 3072, 24, 8, 128, 8192, 128256, tied=True),
-    "llama3.1-8b": Dimensions("llama", 32, 4096, 32, 8, 128, 14336, 128256, tied=False),
-    "llama3.3-70b": Dimensions("llama", 80, 8192, 64, 8, 128, 28672, 128256, tied=False),
+    "llama3.2-1b": Dimensions("llama", 16, 2048, 32, 8, 64, 8192, 128256, tied=True, context=131072),
+    "llama3.2-3b": Dimensions("llama", 28, 3072, 24, 8, 128, 8192, 128256, tied=True, context=131072),
+    "llama3.1-8b": Dimensions("llama", 32, 4096, 32, 8, 128, 14336, 128256, tied=False, context=131072),
+    "llama3.3-70b": Dimensions("llama", 80, 8192, 64, 8, 128, 28672, 128256, tied=False, context=131072),
 }
 
 
@@ -95,7 +98,7 @@ def metadata(name: str, d: Dimensions) -> dict[str, MetaValue]:
     return {
         "general.architecture": scalar(a),
         "general.name": scalar(f"{name} shape, random weights"),
-        f"{a}.context_length": scalar(CONTEXT),
+        f"{a}.context_length": scalar(d.context),
         f"{a}.embedding_length": scalar(d.embd),
         f"{a}.block_count": scalar(d.layers),
         f"{a}.feed_forward_length": scalar(d.ffn),

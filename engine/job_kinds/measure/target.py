@@ -11,11 +11,12 @@ from devices.atomic_file import scratch_folder
 from engine.core.errors import InputFault
 from engine.core.paths import Paths
 from engine.job_kinds.bench import dummy_model
-from engine.library.catalogue import Catalogue, require
+from engine.library.catalogue import Catalogue
 from engine.library.hub import header_cache
 from engine.library.types import ModelEntry
 from engine.message_catalog.reasons import Reason, because
 from engine.placement.load_settings import load_settings, usable_cores
+from engine.placement.model_settings import named_model
 from engine.runner.protocol import LoadSettings
 from quantize.files.gguf_file import GgufFile
 
@@ -103,7 +104,7 @@ def _file(model: str, open_catalogue: Callable[[], Catalogue]) -> Path:
 def _entry(model: str, open_catalogue: Callable[[], Catalogue]) -> ModelEntry:
     catalogue = open_catalogue()
     try:
-        entry = require(catalogue, model)
+        entry = named_model(catalogue, model)
     finally:
         catalogue.close()
     if entry.format != "gguf" or entry.state != "online":

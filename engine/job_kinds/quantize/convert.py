@@ -15,8 +15,9 @@ from devices.msgspec_lock import learned
 from engine.core.errors import EnvironmentFault, InputFault
 from engine.core.paths import installed_speech
 from engine.jobs.jobs import JobContext, JobKind, JobRegistry
-from engine.library.catalogue import Catalogue, require
+from engine.library.catalogue import Catalogue
 from engine.library.types import Origin
+from engine.placement.model_settings import named_model
 from quantize.child import run_task
 from quantize.measurements import Progress
 from quantize.onnx.request import EXACT, FAST, FixedOptions, OnnxRequest
@@ -124,7 +125,7 @@ def convert(
     if source == SPEECH or (path / SPEECH_FILE).is_file():
         return _speech(installed_speech() if source == SPEECH else path, out, control, fixed)
     if not path.is_file():
-        entry = require(catalogue, source)
+        entry = named_model(catalogue, source)
         if entry.format != "gguf":
             raise InputFault(
                 f"{entry.id} is a {entry.format} folder; only GGUF files are converted to ONNX.", "source"

@@ -12,12 +12,13 @@ from engine.core.errors import Cancelled, EnvironmentFault, InputFault
 from engine.core.paths import Paths, whole_path
 from engine.job_kinds.quantize.options import Quantized, QuantizeOptions
 from engine.jobs.jobs import JobContext, JobKind, JobRegistry
-from engine.library.catalogue import Catalogue, require
+from engine.library.catalogue import Catalogue
 from engine.library.hub.file_selection import HubName, parse_hub_name
 from engine.library.model_ids import from_file_name, stem_of
 from engine.library.trash import Trash
 from engine.library.types import ModelEntry, Origin
 from engine.library.work import PullTask, pull
+from engine.placement.model_settings import named_model
 from engine.placement.resources import Resources
 from quantize.child import HERE, Executor
 from quantize.job.request import QuantizeReport
@@ -210,7 +211,7 @@ def source_of(catalogue: Catalogue, model: str) -> Source:
         if path.is_dir():
             return Source(path=path, title=path.name, stem=path.name, num_bytes=0)
         return Source(path=path, title=path.name, stem=path.stem, num_bytes=path.stat().st_size)
-    entry = require(catalogue, model)
+    entry = named_model(catalogue, model)
     if entry.state != "online":
         raise EnvironmentFault(f"{entry.id} is {entry.state}: {entry.problem or 'its drive is not connected'}")
     return Source(path=entry.path, title=entry.name, stem=entry.id, num_bytes=entry.size_bytes)

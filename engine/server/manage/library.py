@@ -50,6 +50,7 @@ from engine.library.errors import HubUnreachable, Offline, RateLimited
 from engine.library.hub.file_selection import parse_hub_name
 from engine.library.types import ModelEntry
 from engine.message_catalog.reasons import because
+from engine.placement.model_settings import named_model
 from engine.server.manage.models import decided
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
@@ -114,7 +115,7 @@ async def show_model(request: Request, model: str) -> Model:
     """One model with all details, its model card and its sampling values."""
     elsewhere = next((e for e in await server_state(request).models.external() if e.id == model), None)
     if elsewhere is None:
-        elsewhere = await asyncio.to_thread(require, await _catalogue(request), model)
+        elsewhere = await asyncio.to_thread(named_model, await _catalogue(request), model)
     entry = elsewhere
     card_text = await asyncio.to_thread(_card_text, entry)
     sampling = decided(choose({}, server_state(request).models.recommended_for(entry).layers(None)))
@@ -125,7 +126,7 @@ async def show_model(request: Request, model: str) -> Model:
 async def rename_model(request: Request, model: str, body: RenameRequest) -> Model:
     """Set a model's display name; its id does not change."""
     catalogue = await _catalogue(request)
-    entry = await asyncio.to_thread(require, catalogue, model)
+    entry = await asyncio.to_thread(named_model, catalogue, model)
     renamed = await asyncio.to_thread(catalogue.rename, entry.id, " ".join(body.name.split()))
     server_state(request).pool.forget_names()
     return _model(renamed, with_template=False)
@@ -135,7 +136,7 @@ async def rename_model(request: Request, model: str, body: RenameRequest) -> Mod
 async def locate_model(request: Request, model: str, body: LocateRequest) -> Model:
     """Use a file at its new path as this model, which keeps its id, name and settings."""
     catalogue = await _catalogue(request)
-    entry = await asyncio.to_thread(require, catalogue, model)
+    entry = await asyncio.to_thread(named_model, catalogue, model)
     moved = await asyncio.to_thread(catalogue.relocate, entry.id, whole_path(body.path, "path"))
     server_state(request).pool.forget_names()
     return _model(moved, with_template=False)
@@ -144,7 +145,7 @@ async def locate_model(request: Request, model: str, body: LocateRequest) -> Mod
 @router.get("/models/{model}/tensors")
 async def show_tensors(request: Request, model: str) -> Tensors:
     """Name, type, shape and bytes of every tensor, from the header of a GGUF file."""
-    entry = await asyncio.to_thread(require, await _catalogue(request), model)
+    entry = await asyncio.to_thread(named_model, await _catalogue(request), model)
     if entry.format != "gguf" or entry.state != "online":
         raise InputFault(f"{entry.id} has no tensors to show: it is {entry.format}, {entry.state}.", "model")
     try:
@@ -162,7 +163,7 @@ async def show_tensors(request: Request, model: str) -> Tensors:
 @router.post("/models/{model}/verify", status_code=202)
 async def verify_model(request: Request, model: str) -> Job:
     """Start hashing a model's files."""
-    entry = await asyncio.to_thread(require, await _catalogue(request), model)
+    entry = await asyncio.to_thread(named_model, await _catalogue(request), model)
     return server_state(request).jobs.start(JobKind.VERIFY, entry.id, {"model": entry.id})
 
 
@@ -172,7 +173,7 @@ async def update_model(request: Request, model: str) -> Job:
 
     The old version stays until the new one is verified and can be read.
     """
-    entry = await asyncio.to_thread(require, await _catalogue(request), model)
+    entry = await asyncio.to_thread(named_model, await _catalogue(request), model)
     if entry.origin.kind != "hub":
         raise InputFault(f"{entry.id} was not downloaded from a hub: there is nothing to update it from.", "model")
     return server_state(request).jobs.start(JobKind.PULL, entry.name, {"model": entry.id, "update": True})

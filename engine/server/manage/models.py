@@ -273,8 +273,7 @@ async def aliases(request: Request) -> Aliases:
 async def set_alias(request: Request, alias: str, body: AliasRequest) -> Alias:
     """Create an alias: a name, or a pattern such as `claude-*`."""
     state = server_state(request)
-    entry = await state.models.entry(body.model)
-    state.models.user_settings.set_alias(alias, entry.id)
+    entry = await state.models.add_alias(alias, body.model)
     state.pool.forget_names()
     return Alias(alias=alias.casefold(), model=entry.id)
 

@@ -273,11 +273,7 @@ async def create(request: Request) -> Response:
 
 
 async def _name(state: ServerState, model: str, name: str, preset: Preset = NO_PRESET) -> None:
-    entry = await state.models.entry(model)
-    catalogue = await state.models.catalogue()
-    if await asyncio.to_thread(catalogue.get, name) is not None:
-        raise InputFault(f"There is already a model named {name!r}.", "destination")
-    state.models.user_settings.set_alias(name, entry.id, preset)
+    await state.models.add_alias(name, model, preset)
     state.pool.forget_names()
 
 

@@ -11,6 +11,8 @@ from click.testing import CliRunner
 from app.cli.main import cli
 from app.format import size
 from devices.errors import InputFault
+from engine.core.paths import user_paths
+from engine.placement.model_settings import open_model_settings
 from quantize.ggml_types import GgmlType
 from tests.support.fakes.fake_hub import FakeHub
 from tests.support.machines.machines import machines
@@ -184,3 +186,54 @@ def test_a_broken_file_is_refused(tmp_path):
 )
 def test_sizes(num_bytes, words):
     assert size(num_bytes) == words
+
+
+def test_the_header_of_a_file_is_enough(tmp_path):
+    whole = json.loads(run(SPARK, "--json").output)
+    head = tmp_path / "head.gguf"
+    head.write_bytes(Path(SPARK).read_bytes()[:300_000])
+    told = json.loads(run(str(head), "--json").output)
+    for name in ("weights", "kv"):
+        sizes = [sum(p["num_bytes"] for p in t["need"]["parts"] if p["name"] == name) for t in (told, whole)]
+        assert sizes[0] == sizes[1], name
+    assert told["notes"] == ["only 300,000 of its 17,063,648 bytes are here; this is what the whole file needs"]
+    head.write_bytes(Path(SPARK).read_bytes()[:3000])
+    cut = run(str(head))
+    assert isinstance(cut.exception, InputFault)
+    assert str(cut.exception).count(str(head)) == 1
+    assert "it ends after 3,000 bytes, within its header" in str(cut.exception)
+
+
+def test_a_well_known_model_needs_no_file():
+    told = json.loads(run("--shape", "Llama3.1-8B", "--type", "q4_k_m", "--ctx", "131072", "--json").output)
+    weights = sum(p["num_bytes"] for p in told["need"]["parts"] if p["name"] == "weights")
+    assert weights == pytest.approx(4.92e9, rel=0.02), "as the published file"
+    cache = sum(p["num_bytes"] for p in told["need"]["parts"] if p["name"] == "kv")
+    assert cache == 32 * 131072 * 2 * 8 * 128 * 2  # layers, tokens, keys and values, heads, head size, F16
+    assert "llama3.1-8b" in run("--shape", "list").output.splitlines()
+    for wrong in (
+        ("--shape", "nosuch"),
+        ("--shape", "qwen3-8b", "--type", "Q9"),
+        (),
+        (SPARK, "--shape", "qwen3-8b"),
+    ):
+        assert run(*wrong).exit_code != 0
+
+
+def test_a_folder_is_not_taken_for_a_repository(tmp_path, monkeypatch):
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    refused = run("owner/name")
+    assert isinstance(refused.exception, InputFault)
+    assert str(refused.exception) == "owner/name is not a file."
+
+
+def test_an_alias_is_a_name_here_too():
+    assert CliRunner().invoke(cli, ["models", "alias"]).exit_code == 0
+    open_model_settings(user_paths()).set_alias("team/Fast-One", "spark")
+    for command in (
+        ["fit", "team/fast-one"],
+        ["models", "show", "team/fast-one"],
+        ["models", "sampling", "team/fast-one"],
+    ):
+        assert CliRunner().invoke(cli, command).exit_code == 0, command
