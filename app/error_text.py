@@ -1,12 +1,16 @@
 """User-readable error messages, and the exit code of each error family."""
 
+import errno
+import shlex
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 from app.client import ApiError, ServerUnreachable
 from app.format import size
 from devices.errors import Cancelled, EnvironmentFault, InputFault, TesseraError
-from engine.core.errors import PartMissing, exhausted
+from engine.core.errors import ModelNotFound, PartMissing, exhausted
 from engine.library.errors import HashMismatch, NotEnoughDisk
 from quantize import errors as quantizer
 
@@ -66,16 +70,32 @@ _WORDS: Final[dict[type[BaseException], Callable[[Any], str]]] = {
 }
 
 
+# What the system refuses where Python knows no file's name: output that is redirected to a full disk.
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
 def _is_of_a_file(error: BaseException) -> TypeGuard[OSError]:
     """Whether the system refused a file or folder: no right, no space, a folder in the place of a file."""
     return isinstance(error, OSError) and error.filename is not None and error.strerror is not None
+
+
+def _lacks_room(error: BaseException) -> TypeGuard[OSError]:
+    """Whether a disk is full, most often the one that the output is redirected to."""
+    return isinstance(error, OSError) and error.errno in _NO_ROOM
+
+
+def _file_in_place_of_a_model(error: BaseException) -> str | None:
+    """The argument of this command that names a GGUF file, if there is no model of that name."""
+    if getattr(error, "code", None) != ModelNotFound.code:
+        return None
+    return next((word for word in sys.argv[1:] if word.endswith(".gguf") and Path(word).is_file()), None)
 
 
 def exit_code(error: BaseException) -> int | None:
     """Exit code for the family of a known error; None for a bug."""
     if isinstance(error, ApiError):
         return EXIT_INPUT if error.status in _CLIENT_ERRORS else EXIT_ENVIRONMENT
-    if isinstance(exhausted(error), PartMissing) or _is_of_a_file(error):
+    if isinstance(exhausted(error), PartMissing) or _is_of_a_file(error) or _lacks_room(error):
         return EXIT_ENVIRONMENT
     for cls in type(error).__mro__:
         if cls in _CODES:
@@ -89,5 +109,9 @@ def describe(error: BaseException) -> str:
         return str(missing)
     if _is_of_a_file(error):
         return f"{error.filename}: {error.strerror}."
+    if _lacks_room(error):
+        return f"The output cannot be written: {error.strerror}."
     words = _WORDS.get(type(error))
-    return words(error) if words else str(error) or type(error).__name__
+    text = words(error) if words else str(error) or type(error).__name__
+    file = _file_in_place_of_a_model(error)
+    return f"{text} {file} is a file; `tessera models link {shlex.quote(file)}` makes it a model." if file else text

@@ -14,6 +14,13 @@ def plain_number(value: float) -> str:
     return f"{value:.15g}"
 
 
+def _shown(value: object) -> str:
+    """A value of a settings file as it is written there."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, str) else str(value)
+
+
 class SettingsError(Exception):
     """An invalid setting: `name` is the setting, `reason` the problem, `where` the file and line."""
 
@@ -97,16 +104,16 @@ class Setting:
             word = value.strip().lower() if isinstance(value, str) else None
             if word in _TRUE or word in _FALSE:
                 return word in _TRUE
-            raise SettingsError(self.name, f"must be true or false, not {value!r}")
+            raise SettingsError(self.name, f"must be true or false, not {_shown(value)}")
         if kind is str:
             if isinstance(value, str):
                 return next((choice for choice in self.choices if choice.lower() == value.lower()), value)
-            raise SettingsError(self.name, f"must be text, not {value!r}")
+            raise SettingsError(self.name, f"must be text, not {_shown(value)}")
         if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise SettingsError(self.name, f"must be a number, not {value!r}")
+            raise SettingsError(self.name, f"must be a number, not {_shown(value)}")
         if kind is int and isinstance(value, float) and not value.is_integer():
             raise SettingsError(self.name, f"must be a whole number, not {value!r}")
         try:
             return kind(value)
         except (ValueError, OverflowError):
-            raise SettingsError(self.name, f"must be a number, not {value!r}") from None
+            raise SettingsError(self.name, f"must be a number, not {_shown(value)}") from None

@@ -403,6 +403,7 @@ def given_environment() -> dict[str, str]:
 
 def unknown(name: str) -> str:
     """Error text for an unknown setting."""
+    name = name.lower()
     near = get_close_matches(name, BY_NAME, 1, 0.8)  # a typo
     near = near or [full for full in BY_NAME if name and name in full.split(".")]  # such as "context"
     near = near or get_close_matches(name, BY_NAME, 3, 0.5)

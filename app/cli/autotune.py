@@ -6,6 +6,7 @@ import click
 
 from app.cli.bench_job import Numbers, measure, source_of
 from app.cli.echo import echo
+from app.cli.settings_defaults import Number
 
 if TYPE_CHECKING:
     from engine.api.jobs import TuneReport
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 @click.option(
     "--for",
     "goal",
-    type=click.Choice(["speed", "energy"]),
+    type=click.Choice(["speed", "energy"], case_sensitive=False),
     default="speed",
     show_default=True,
     help="Minimize the time of a request, or its energy above idle power (needs a power meter; no request "
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
 @click.option(
     "--lengths", type=Numbers(), default="512", show_default=True, help="Prompt lengths in tokens to tune for."
 )
-@click.option(
-    "--minutes", type=click.FloatRange(0.1, 600), default=10.0, show_default=True, help="Time limit in minutes."
-)
+@click.option("--minutes", type=Number(0.1, 600), default=10.0, show_default=True, help="Time limit in minutes.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything that was measured as JSON.")
 def command(
     model: str | None,

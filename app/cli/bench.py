@@ -171,6 +171,8 @@ def _history(model: str | None, *, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(measured).decode())
         return
+    if not measured:
+        echo("There are no measurements yet." if model is None else f"There are no measurements of {model} yet.")
     for report in measured:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(report.started_at))
         speeds = ", ".join(

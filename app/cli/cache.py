@@ -66,6 +66,9 @@ def limit_command(mib: int | None) -> None:
 def clear_command(yes: bool) -> None:
     """Delete the prompt cache on disk. Conversations stay; their next prompt takes longer."""
     count = folder_bytes(_prefixes())
+    if not count:
+        echo("There are no cached prompts.")
+        return
     if not yes:
         click.confirm(f"Delete {_size(count)} of cached prompts?", abort=True, err=True)
     echo(f"{_size(_shrink(_prefixes(), 0))} freed.")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.option(
     "--suite",
     "suite_name",
-    type=click.Choice(["own", "bfcl"]),
+    type=click.Choice(["own", "bfcl"], case_sensitive=False),
     default="own",
     help="bfcl: a fixed sample of Berkeley's function-calling set, checked with that set's answers.",
 )

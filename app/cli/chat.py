@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.cli.echo import NotPossibleHere, echo, failed
-from app.cli.settings_defaults import TokenCount
+from app.cli.settings_defaults import Number, TokenCount
 from app.cli.stdin_prompt import read_prompt
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _FILES = click.Path(exists=True, dir_okay=False, path_type=Path)
     type=click.IntRange(1),
     help="Maximum tokens of an answer.  [default: the setting chat.max_tokens]",
 )
-@click.option("--temperature", "-t", type=click.FloatRange(0, 5), help="0: always the most likely token.")
+@click.option("--temperature", "-t", type=Number(0, 5), help="0: always the most likely token.")
 @click.option(
     "--seed",
     type=int,
@@ -128,7 +128,7 @@ def command(
                 chat.load_with(ctx)
             _warn_of_small(client, chosen, files, prompt)
             if prompt is not None:
-                chat.ask(prompt, as_json=as_json)
+                chat.ask_once(prompt, as_json=as_json)
             else:
                 _check(client, chosen)
                 chat.talk()

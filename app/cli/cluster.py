@@ -15,7 +15,7 @@ import click
 
 from app.cli.connection import connected
 from app.cli.console import console, table
-from app.cli.echo import InputRefused, NotPossibleHere, echo
+from app.cli.echo import InputRefused, NotPossibleHere, echo, required_secret
 from app.cli.quantize_options import Size
 from app.cli.settings_defaults import TokenCount
 from app.cluster.types import DOOR_PORT, RAY_PORT, ClusterFile, Deployed, cluster_file
@@ -91,7 +91,7 @@ def join(address: str, memory: int | None) -> None:
     store = cluster_file(user_paths())
     cluster = store.get()
     if cluster.address != address or not cluster.token:
-        cluster = ClusterFile(address=address, token=click.prompt("Token", hide_input=True).strip())
+        cluster = ClusterFile(address=address, token=required_secret("Token"))
     os.environ.update(cluster.environment())
     ray = _ray(f"--address={address}", memory=memory)
     store.put(cluster)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from app.cli.echo import echo, failed
+from app.cli.settings_defaults import Number
 
 if TYPE_CHECKING:
     from app.client import Client
@@ -27,7 +28,7 @@ _LEAST_PARAMETERS: Final = 400_000_000
 @click.option("--allow-uncommitted", is_flag=True, help="Also write files with uncommitted changes.")
 @click.option("--steps", type=click.IntRange(1, 500), default=30, show_default=True, help="Step limit of an agent.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Maximum tokens of an answer.")
-@click.option("--temperature", "-t", type=click.FloatRange(0, 5), default=0.2, show_default=True)
+@click.option("--temperature", "-t", type=Number(0, 5), default=0.2, show_default=True)
 @click.option("--embed", "embed_model", help="Also search by meaning with this model (default: a loaded one).")
 @click.option(
     "--mcp",
@@ -88,7 +89,7 @@ def command(
             if as_agent and prompt is not None:
                 sys.exit(0 if session.agent(prompt) else 1)
             if prompt is not None:
-                session.ask(prompt)
+                session.ask_once(prompt)
                 if apply_edits and not session.apply(()):
                     sys.exit(1)
                 return

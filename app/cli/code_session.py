@@ -79,6 +79,7 @@ class CodeSession:
         self._question = ""
         self._excluded: frozenset[str] = frozenset()
         self._proposal: Proposal | None = None
+        self._stopped = False
         self._vector_problem = ""
         self._agent: Agent | None = None
         self._is_back = False
@@ -107,6 +108,12 @@ class CodeSession:
             seconds = time.monotonic() - started_at
             echo(f"{counted(done.num_files, 'file')}, {done.num_parsed} indexed in {seconds:.1f} s", err=True)
 
+    def ask_once(self, question: str) -> None:
+        """Answer a prompt. Raises: KeyboardInterrupt: half an answer, which may hold half an edit."""
+        self.ask(question)
+        if self._stopped:
+            raise KeyboardInterrupt
+
     def ask(self, question: str, excluded: frozenset[str] = frozenset()) -> None:
         """Answer a prompt and show the edits it proposes."""
         self._question, self._excluded = question, excluded
@@ -127,18 +134,18 @@ class CodeSession:
     def _stream(self, answers: Iterator[ChatDelta]) -> None:
         line, written = PhaseLine(), AnswerText()
         facts = NO_FACTS
-        stopped = False
+        self._stopped = False
         try:
             for answer in answers:
                 facts = facts.updated(answer.facts)
                 line.show(answer.phase)
                 written.write(answer.text)
         except KeyboardInterrupt:
-            stopped = True
+            self._stopped = True
         finally:
             line.clear()
         echo()
-        print_end(facts, stopped=stopped, more=_RUNAWAY)
+        print_end(facts, stopped=self._stopped, more=_RUNAWAY)
 
     def _show_proposal(self, proposal: Proposal) -> None:
         if proposal.applicable:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from app.cli.connection import connected
-from app.cli.echo import echo
+from app.cli.echo import echo, print_json
 from app.cli.progress import draw
 
 if TYPE_CHECKING:
@@ -89,12 +89,16 @@ def add(
 
 
 @command.command("list")
-def list_collections() -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def list_collections(*, as_json: bool) -> None:
     """List names, sizes, reading progress, and other servers that receive their text."""
     from app.tools.types import shown_text
 
     with connected() as client:
         collections = client.collections()
+    if as_json:
+        print_json({"collections": collections})
+        return
     if not collections:
         echo("There are no collections. Create one with: tessera collections add NAME PATH")
     for each in collections:
@@ -104,10 +108,15 @@ def list_collections() -> None:
 
 @command.command("show")
 @click.argument("name")
-def show(name: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def show(name: str, *, as_json: bool) -> None:
     """Show one collection."""
     with connected() as client:
-        _print_collection(client.collection(name))
+        collection = client.collection(name)
+    if as_json:
+        print_json(collection)
+    else:
+        _print_collection(collection)
 
 
 @command.command("unread")
@@ -140,7 +149,12 @@ def unread(name: str) -> None:
 @click.argument("name")
 @click.argument("question")
 @click.option("--limit", default=5, show_default=True, type=click.IntRange(1, 50))
-@click.option("--ways", default="both", show_default=True, type=click.Choice(["both", "words", "meaning"]))
+@click.option(
+    "--ways",
+    default="both",
+    show_default=True,
+    type=click.Choice(["both", "words", "meaning"], case_sensitive=False),
+)
 @click.option("--json", "as_json", is_flag=True, help="Write the server's answer as JSON.")
 def search(name: str, question: str, limit: int, ways: str, *, as_json: bool) -> None:
     """Find the passages that are relevant to a QUESTION."""

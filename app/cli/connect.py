@@ -2,7 +2,7 @@
 
 import click
 
-from app.cli.echo import echo
+from app.cli.echo import echo, secret
 from app.client import Client
 from app.client.remote_server import RemoteServer, parts_of
 from app.format import counted
@@ -23,7 +23,7 @@ def command(url: str | None, *, off: bool) -> None:
         echo(f"Connected to {remote.url}." if remote.url else "This computer's own server is used.")
         return
     address, key = parts_of(url)
-    key = key or click.prompt("Key", hide_input=True, default="", show_default=False) or None
+    key = key or secret("Key") or None
     with Client(address, key) as client:
         models = client.chat_models()
         manages = client.trusted()

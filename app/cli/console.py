@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from rich import markup
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -21,15 +22,23 @@ def escape(text: str) -> str:
 
 
 def console() -> Console:
-    """Console for stdout: as wide as the terminal; unlimited for a pipe or file."""
-    is_pipe = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(highlight=False, width=_PIPE_COLUMNS if is_pipe else None)
+    """Console for stdout: as wide as the terminal; unlimited for a pipe or file.
+
+    A terminal without a size, as some containers have, counts as a pipe: rich prints nothing at width 0.
+    """
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return Console(highlight=False, width=int(columns))
+    has_size = sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns
+    return Console(highlight=False, width=None if has_size else _PIPE_COLUMNS)
 
 
 def table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], *, cut: str, right: str = "", bold: int = -1
 ) -> Table:
     """Table with one line per row; if the terminal is too narrow, the column `cut` ends in an ellipsis.
+
+    If that is not enough, the others do too, except the first: it has the names that people type.
 
     Cells are any text and are escaped here. The column `right` holds numbers; the row `bold` (from 0) is
     emphasized.
@@ -38,6 +47,9 @@ def table(
     for head in heads:
         # rich narrows columns that may wrap first; the cells themselves are set not to wrap.
         rows_table.add_column(head, no_wrap=head != cut, justify="right" if head == right else "left")
+    rows = list(rows)
+    if heads[0] != cut:
+        rows_table.columns[0].min_width = max(cell_len(shown_line(row[0])) for row in (heads, *rows))
     for number, cells in enumerate(rows):
         texts = [Text(shown_line(cell), no_wrap=True, overflow="ellipsis") for cell in cells]
         rows_table.add_row(*texts, style="bold" if number == bold else "")

@@ -12,6 +12,7 @@ from app.cli.answer_text import AnswerText, print_end
 from app.cli.echo import InputRefused, NotPossibleHere, echo
 from app.cli.line_editor import command_of, line_reader, unknown_command, whole_text
 from app.cli.progress import PhaseLine
+from app.cli.settings_defaults import Number, TokenCount
 from app.tools.loop import MAX_ROUNDS
 from app.tools.types import shown_text
 
@@ -33,14 +34,14 @@ MORE = "/continue continues it; --no-loop-guard turns this check off."
 _DEFAULT: Final = frozenset({"default", "none", "null"})
 # Options of /set: request field and allowed values.
 OPTIONS: Final[Mapping[str, "click.ParamType[Any]"]] = {
-    "temperature": click.FloatRange(0, 5),
-    "top_p": click.FloatRange(0, 1),
+    "temperature": Number(0, 5),
+    "top_p": Number(0, 1),
     "top_k": click.IntRange(0, 1 << 20),
-    "min_p": click.FloatRange(0, 1),
-    "repeat_penalty": click.FloatRange(0.01, 10),
+    "min_p": Number(0, 1),
+    "repeat_penalty": Number(0.01, 10),
     "seed": click.INT,
     "max_tokens": click.IntRange(1),
-    "ctx": click.IntRange(16, 1 << 24),
+    "ctx": TokenCount(16, 1 << 24),
 }
 _OLLAMAS_NAMES: Final = {"num_ctx": "ctx", "num_predict": "max_tokens"}
 
@@ -76,6 +77,7 @@ class Conversation:
         self._messages = self._fresh()
         self._attached: list[Document] = []
         self._ctx: int | None = None
+        self._stopped = False
         self._commands: dict[str, Callable[[str], None]] = {
             "new": lambda _: self._start_over(),
             "continue": lambda _: self.go_on(),
@@ -279,6 +281,12 @@ class Conversation:
 
     # ------------------------------------------------------------------ answers
 
+    def ask_once(self, prompt: str, *, as_json: bool) -> None:
+        """Answer a prompt. Raises: KeyboardInterrupt: the answer was stopped, and its text so far is printed."""
+        self.ask(prompt, as_json=as_json)
+        if self._stopped:
+            raise KeyboardInterrupt
+
     def ask(self, text: str, *, as_json: bool) -> None:
         """Send one message with the attached files."""
         self._messages.append({"role": "user", "content": self._content(text)})
@@ -321,7 +329,7 @@ class Conversation:
 
         calls = ToolCalls()
         facts = NO_FACTS
-        stopped = False
+        self._stopped = False
         line, written = PhaseLine(), AnswerText()
         stream = self._client.chat(self._model, self._messages, **options)
         try:
@@ -333,32 +341,32 @@ class Conversation:
                     line.show(chunk.phase)
                     written.write(chunk.text)
         except KeyboardInterrupt:
-            stopped = True
+            self._stopped = True
         finally:
             line.clear()
             stream.close()
         if self._messages[-1]["role"] == "assistant":
             self._messages.pop()
         self._messages.append({"role": "assistant", "content": answer})
-        if calls.calls and self._tools is not None and not stopped:
+        if calls.calls and self._tools is not None and not self._stopped:
             return calls.calls
-        self._print_end(answer, facts, stopped=stopped, as_json=as_json)
+        self._print_end(answer, facts, as_json=as_json)
         if facts.grounds is not None and not as_json:
             print_grounds(facts.grounds)
         return []
 
-    def _print_end(self, answer: str, facts: "AnswerFacts", *, stopped: bool, as_json: bool) -> None:
+    def _print_end(self, answer: str, facts: "AnswerFacts", *, as_json: bool) -> None:
         """Print the statistics at the end of a response."""
         if self._receipt_path is not None and facts.receipt is not None:
             self._receipt_path.write_bytes(msgspec.json.format(msgspec.json.encode(facts.receipt), indent=1))
         if not as_json:
             echo()
-            print_end(facts, stopped=stopped, more=MORE)
+            print_end(facts, stopped=self._stopped, more=MORE)
             return
         fields = {
             "model": self._model,
             "answer": answer,
-            "finish_reason": "cancelled" if stopped else facts.finish_reason or None,
+            "finish_reason": "cancelled" if self._stopped else facts.finish_reason or None,
             "usage": msgspec.to_builtins(facts.usage),
             "timings": msgspec.to_builtins(facts.timings),
             **({"runaway": msgspec.to_builtins(facts.runaway)} if facts.runaway else {}),

@@ -1,5 +1,6 @@
 """Print command output; control characters in names, paths and messages are escaped."""
 
+import sys
 from typing import Any
 
 import click
@@ -15,6 +16,27 @@ class NotPossibleHere(click.ClickException):
     """This computer lacks what the command needs: a package, a port, a login, disk or memory."""
 
     exit_code = 4
+
+
+def print_json(value: object) -> None:
+    """Print what the server or the facade returned, for programs."""
+    import msgspec
+
+    click.echo(msgspec.json.encode(value).decode())
+
+
+def secret(name: str) -> str:
+    """A key or token: typed without being shown, or the first line of piped input; it may be empty."""
+    if sys.stdin.isatty():
+        return str(click.prompt(name, hide_input=True, default="", show_default=False))
+    return sys.stdin.readline().strip()
+
+
+def required_secret(name: str) -> str:
+    """As `secret`. Raises: UsageError: it is empty."""
+    if value := secret(name):
+        return value
+    raise click.UsageError(f"{name} is missing: type it, or write it to standard input.")
 
 
 def failed(error: Exception) -> click.ClickException:

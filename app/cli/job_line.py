@@ -132,10 +132,20 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
     A job continues in the running server if the command that started it is killed or its terminal is closed.
     """
+    if ctx.invoked_subcommand is None:
+        _show(as_json=as_json)
+
+
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def list_command(as_json: bool) -> None:
+    """The same as tessera jobs."""
+    _show(as_json=as_json)
+
+
+def _show(*, as_json: bool) -> None:
     import msgspec
 
-    if ctx.invoked_subcommand is not None:
-        return
     with this_computers_server() as client:
         jobs = client.jobs()
     if as_json:

@@ -2,7 +2,7 @@
 
 import click
 
-from app.cli.echo import InputRefused, echo
+from app.cli.echo import InputRefused, echo, print_json
 from engine.services import EngineFacade
 
 _NONE = (
@@ -26,10 +26,15 @@ def add(name: str, *, manage: bool) -> None:
 
 
 @command.command("list")
-def list_keys() -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def list_keys(*, as_json: bool) -> None:
     """List names and scopes."""
     services = EngineFacade()
     keys = services.keys.all()
+    if as_json:
+        rows = [{"name": key.name, "scopes": key.scopes} for key in keys]
+        print_json({"keys": rows, "programs": services.program_keys.names()})
+        return
     for key in keys:
         echo(f"{key.name}\t{', '.join(key.scopes)}")
     for name in services.program_keys.names():

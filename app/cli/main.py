@@ -180,6 +180,16 @@ def _code_of_abort(error: BaseException) -> int:
     return 2
 
 
+def _open_standard_streams() -> None:
+    """Open the null device for standard streams that the caller has closed.
+
+    Otherwise the next opened file, such as a database, would get their numbers and be written to.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
+
+
 def main() -> None:
     """Entry point of `tessera`. Known errors exit with the code of their family, without a traceback."""
     if sys.argv[1:2] == [CHILD_OPTION]:
@@ -187,6 +197,7 @@ def main() -> None:
 
         run(sys.argv[2:])
         return
+    _open_standard_streams()
     os.environ.update(absolute_folders(os.environ))  # before any child starts in another folder
     debug = "--debug" in sys.argv
     if isinstance(sys.stdin, io.TextIOWrapper):

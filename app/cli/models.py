@@ -23,7 +23,7 @@ from app.cli.models_files import (
     verify_command,
 )
 from app.cli.models_hub import compare_command, pull_command, search_command, starters_command
-from app.cli.settings_defaults import TokenCount
+from app.cli.settings_defaults import Number, TokenCount
 from quantize.kv_cache_types import CACHE_TYPES
 
 if TYPE_CHECKING:
@@ -195,11 +195,11 @@ def loaded_command(as_json: bool) -> None:
 @click.argument("model")
 @click.option("--ctx", type=TokenCount(16, 1 << 24), help="Context in tokens.")
 @click.option(
-    "--kv", type=click.Choice(tuple(CACHE_TYPES)), help="Type of the KV cache. Applies to later loads too."
+    "--kv",
+    type=click.Choice(tuple(CACHE_TYPES), case_sensitive=False),
+    help="Type of the KV cache. Applies to later loads too.",
 )
-@click.option(
-    "--ttl", "ttl_s", type=click.FloatRange(0, 1e9), help="Seconds until it is unloaded when idle; 0: never."
-)
+@click.option("--ttl", "ttl_s", type=Number(0, 1e9), help="Seconds until it is unloaded when idle; 0: never.")
 @click.option("--pin/--no-pin", "pinned", default=None, help="Never unload it automatically.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def load_command(

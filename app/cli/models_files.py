@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli.echo import echo
+from app.cli.echo import InputRefused, echo
 from app.cli.progress import bar
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ def import_command(path: Path, as_json: bool) -> None:
     from app.cli.job_line import finish, this_computers_server
     from engine.api.jobs import ModelMade
 
+    if (address := str(path)).startswith(("http:/", "https:/")):  # pathlib merges the slashes
+        raise InputRefused(
+            f"{address.replace(':/', '://')} is an address. To download a model: tessera models pull owner/name"
+        )
     source = str(path.expanduser().absolute())
     source.encode()  # main() reports a name that is not UTF-8 text, which JSON cannot carry
     with this_computers_server() as client, bar() as show:
@@ -43,7 +47,7 @@ def import_command(path: Path, as_json: bool) -> None:
 @click.option(
     "--type",
     "float_type",
-    type=click.Choice(["auto", "F16", "BF16", "F32"]),
+    type=click.Choice(["auto", "F16", "BF16", "F32"], case_sensitive=False),
     default="auto",
     help="Type of the weights. auto keeps 16-bit weights and converts F32 to F16.",
 )
@@ -139,6 +143,24 @@ def unlink_command(where: str | None, as_json: bool) -> None:
             echo("No folder is linked. Link one: tessera models link PATH")
 
 
+def _id_of(name: str, *, is_removed: bool = False) -> str:
+    """The id of the model with this name or alias; ids have no slash, which an address would take for a separator.
+
+    Raises: ModelNotFound. InputRefused: the model is to be removed, and the name is an alias.
+    """
+    from contextlib import closing
+
+    from engine.services import EngineFacade
+
+    with closing(EngineFacade()) as services:
+        alias_of = services.model_settings.aliases().get(name.casefold())
+        if alias_of is not None and is_removed:
+            raise InputRefused(
+                f"{name} is an alias of {alias_of}. Remove the alias: tessera models alias {name!r} --remove"
+            )
+        return services.model(name).id
+
+
 @click.command("verify")
 @click.argument("model")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -150,7 +172,7 @@ def verify_command(model: str, as_json: bool) -> None:
     from engine.api.library import Verification
 
     with this_computers_server() as client, bar() as show:
-        verification = finish(client, client.verify(model), Verification, show)
+        verification = finish(client, client.verify(_id_of(model)), Verification, show)
     if as_json:
         click.echo(msgspec.json.encode(verification).decode())
     else:
@@ -171,7 +193,7 @@ def rename_command(model: str, name: str, as_json: bool) -> None:
     from app.cli.job_line import this_computers_server
 
     with this_computers_server() as client:
-        entry = client.rename(client.model(model).id, name)
+        entry = client.rename(_id_of(model), name)
     _print_result(as_json, {"model": entry.id, "name": entry.name}, f"{entry.id} is shown as {entry.name}.")
 
 
@@ -285,7 +307,7 @@ def remove_command(
             freed = client.empty_trash()
             _print_result(as_json, {"freed_bytes": freed}, f"{_size(freed)} freed.")
         elif model is not None:
-            _remove(client, client.model(model), as_json=as_json, ask=not yes)
+            _remove(client, client.model(_id_of(model, is_removed=True)), as_json=as_json, ask=not yes)
 
 
 def _remove(client: "Client", entry: "Model", *, as_json: bool, ask: bool) -> None:

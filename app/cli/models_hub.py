@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 @click.option("--params", "parameters", help="Range of parameters: min:3B,max:9B.")
 @click.option("--fits", is_flag=True, help="Only what fits this machine at about 4 bits per weight.")
 @click.option("--all-formats", is_flag=True, help="Not only repositories with GGUF files.")
-@click.option("--sort", type=click.Choice(["trending", "downloads", "likes", "lastModified"]), default="trending")
+@click.option(
+    "--sort",
+    type=click.Choice(["trending", "downloads", "likes", "lastModified"], case_sensitive=False),
+    default="trending",
+)
 @click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def search_command(

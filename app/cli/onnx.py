@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from app.cli.echo import echo, failed
+from app.cli.settings_defaults import Number
 from app.format import size
 
 if TYPE_CHECKING:
@@ -25,9 +26,14 @@ def command() -> None:
 @click.option("--exact", is_flag=True, help="Activations in 32 bits instead of 8: slower, but more exact.")
 @click.option("--fixed", is_flag=True, help="Quantized graphs with fixed shapes, for Qualcomm's NPU compiler.")
 @click.option("--context", type=click.IntRange(64, 8192), default=512, help="With --fixed: context in tokens.")
-@click.option("--bits", type=click.Choice(["8", "4"]), default="8", help="With --fixed: bits per weight.")
 @click.option(
-    "--seconds", type=click.FloatRange(2, 30), default=12, help="With --fixed and speech: longest audio in seconds."
+    "--bits",
+    type=click.Choice(["8", "4"], case_sensitive=False),
+    default="8",
+    help="With --fixed: bits per weight.",
+)
+@click.option(
+    "--seconds", type=Number(2, 30), default=12, help="With --fixed and speech: longest audio in seconds."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def convert_command(
@@ -76,7 +82,9 @@ def convert_command(
 @click.argument("source", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.argument("out", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--context", type=click.IntRange(16, 8192), default=128, help="Tokens of a text.")
-@click.option("--form", type=click.Choice(["a8w8", "a16w8", "bf16", "xint8", "float"]), default="float")
+@click.option(
+    "--form", type=click.Choice(["a8w8", "a16w8", "bf16", "xint8", "float"], case_sensitive=False), default="float"
+)
 def quark_command(source: Path, out: Path, context: int, form: "Form") -> None:
     """Write an embedding model for AMD's NPUs (experimental, untried): SOURCE, a GGUF file, to the folder OUT.
 

@@ -3,15 +3,20 @@
 import click
 
 from app.cli.echo import echo
+from app.cli.settings_defaults import Number
 
 
 @click.command(help="Show or set power limits: a mode, a limit in watts, a share of the battery.")
-@click.option("--mode", type=click.Choice(["quiet", "balanced", "fast"]), help="Quiet leaves half the cores free.")
-@click.option("--cap", "cap_w", type=click.FloatRange(1, 10_000), help="Maximum power of the computer in watts.")
+@click.option(
+    "--mode",
+    type=click.Choice(["quiet", "balanced", "fast"], case_sensitive=False),
+    help="Quiet leaves half the cores free.",
+)
+@click.option("--cap", "cap_w", type=Number(1, 10_000), help="Maximum power of the computer in watts.")
 @click.option(
     "--battery",
     "battery_percent",
-    type=click.FloatRange(0, 100, min_open=True),
+    type=Number(0, 100, min_open=True),
     help="Maximum share of the battery, in percent.",
 )
 @click.option("--free", is_flag=True, help="Remove all limits.")

@@ -13,7 +13,7 @@ import click
 from app.cli.echo import echo
 from app.cli.progress import JobLine
 from app.cli.quantize_options import Duration, LockOption, RoundingOption, Size, check_plan, parse_gate
-from app.cli.settings_defaults import TokenCount
+from app.cli.settings_defaults import Number, TokenCount
 from engine.services import DEFAULT_CONTEXT
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ _SAME_NAME = (
     help="With --fit: context length to reserve memory for.",
 )
 @click.option("--parallel", type=click.IntRange(1), default=1, help="With --fit: sequences at a time.")
-@click.option("--bpw", type=click.FloatRange(0.5, 32), help="Average bits per weight.")
+@click.option("--bpw", type=Number(0.5, 32), help="Average bits per weight.")
 @click.option("--type", "mix", help="A llama.cpp preset or one type instead: Q4_K_M, IQ4_XS, Q8_0.")
 @click.option(
     "--tier",
-    type=click.Choice(["instant", "balanced", "max"]),
+    type=click.Choice(["instant", "balanced", "max"], case_sensitive=False),
     help="instant plans without measuring tensors (the default with --type); balanced measures groups of them (the "
     "default); max measures each tensor and takes longest. Each compares the file with the llama.cpp preset "
     "unless --no-verify is used. LoRA adapters of the original work with files of balanced and max in "
@@ -114,7 +114,7 @@ _SAME_NAME = (
 )
 @click.option(
     "--device",
-    type=click.Choice(["cpu", "gpu", "npu"]),
+    type=click.Choice(["cpu", "gpu", "npu"], case_sensitive=False),
     default="cpu",
     help="Device the file is for. npu: only types that Intel's NPUs run without conversion.",
 )

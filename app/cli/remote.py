@@ -6,7 +6,7 @@ import click
 
 from app.cli.connection import connected
 from app.cli.console import console, table
-from app.cli.echo import echo
+from app.cli.echo import echo, print_json
 from app.client import ApiError
 from app.format import size
 from engine.api.remotes import RemoteRequest, RemoteRow
@@ -26,7 +26,7 @@ def command() -> None:
 @click.option("--host-key", default="", help="The host's known fingerprint (SHA256:…).")
 @click.option(
     "--use",
-    type=click.Choice(["unfit", "faster", "pinned"]),
+    type=click.Choice(["unfit", "faster", "pinned"], case_sensitive=False),
     default="unfit",
     show_default=True,
     help="unfit: models that do not fit here; faster: also if it is faster; pinned: only models pinned to it.",
@@ -68,10 +68,14 @@ def _with_key(request: RemoteRequest, fingerprint: str) -> RemoteRequest:
 
 
 @command.command("list")
-def list_remotes() -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def list_remotes(*, as_json: bool) -> None:
     """List the computers and their last known state."""
     with connected() as client:
         remotes = client.remotes()
+    if as_json:
+        print_json(remotes)
+        return
     if not remotes.remotes:
         echo("There are none. On the other computer: tessera worker. Here: tessera remote add NAME USER@HOST")
         return

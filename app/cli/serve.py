@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from app.cli.settings_defaults import SettingDefault, TokenCount, obey_offline
+from app.cli.settings_defaults import Number, SettingDefault, TokenCount, obey_offline
 from quantize.kv_cache_types import CACHE_TYPES
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ _OLD_LOGS = 3
 )
 @click.option(
     "--kv",
-    type=click.Choice(tuple(CACHE_TYPES)),
+    type=click.Choice(tuple(CACHE_TYPES), case_sensitive=False),
     default=SettingDefault("models.cache_type", "as fits"),
     help="KV cache type.",
 )
@@ -74,14 +74,14 @@ _OLD_LOGS = 3
 )
 @click.option(
     "--mode",
-    type=click.Choice(["quiet", "balanced", "fast"]),
+    type=click.Choice(["quiet", "balanced", "fast"], case_sensitive=False),
     default="balanced",
     help="How much of the computer to use.",
 )
 @click.option(
     "--ttl",
     "ttl_s",
-    type=click.FloatRange(0, 1e9),
+    type=Number(0, 1e9),
     default=SettingDefault("models.keep_alive"),
     help="Seconds until an idle model is unloaded; 0: never.",
 )

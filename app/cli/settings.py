@@ -62,7 +62,7 @@ def get_command(name: str) -> None:
     echo(checked_settings()[name])
 
 
-@command.command("set")
+@command.command("set", context_settings={"ignore_unknown_options": True})  # a value may begin with a hyphen
 @click.argument("name")
 @click.argument("value")
 def set_command(name: str, value: str) -> None:

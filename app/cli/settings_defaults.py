@@ -1,5 +1,6 @@
 """Default values of command-line options, taken from the settings."""
 
+import math
 import os
 import re
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,17 @@ class SettingDefault:
 
         value = load()[self._name]
         return f"{self._unset if self._unset and value in {0, '', 'auto'} else value}; setting {self._name}"
+
+
+class Number(click.FloatRange):
+    """A number within a range; NaN, which passes every comparison with a limit, is none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Convert to a number within the range."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
 
 
 class TokenCount(click.IntRange):

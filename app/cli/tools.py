@@ -7,6 +7,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from app.cli.echo import InputRefused, echo, failed
+from app.cli.settings_defaults import Number
 from app.tools.types import shown_text
 
 if TYPE_CHECKING:
@@ -54,9 +55,7 @@ def list_command(as_json: bool) -> None:
 @click.option(
     "--from", "file", type=click.File("r"), help="JSON in the format of other clients; '-' reads standard input."
 )
-@click.option(
-    "--timeout", "call_s", type=click.FloatRange(1, 3600), help="Time limit of a call, in seconds.  [default: 120]"
-)
+@click.option("--timeout", "call_s", type=Number(1, 3600), help="Time limit of a call, in seconds.  [default: 120]")
 def add_command(
     name: str | None,
     where: tuple[str, ...],

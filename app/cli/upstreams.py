@@ -6,7 +6,7 @@ import click
 
 from app.cli.connection import connected
 from app.cli.console import console, table
-from app.cli.echo import echo
+from app.cli.echo import echo, print_json, required_secret
 from app.format import counted
 from engine.api.upstreams import Kind, UpstreamRequest, UpstreamRow, UpstreamRule
 
@@ -21,12 +21,12 @@ def command() -> None:
 @command.command("add")
 @click.argument("name")
 @click.argument("url")
-@click.option("--kind", type=click.Choice(KINDS), default=None)
+@click.option("--kind", type=click.Choice(KINDS, case_sensitive=False), default=None)
 @click.option("--key", "ask_key", is_flag=True, help="Ask for a key; `tessera upstreams key` sets one later.")
 @click.option("--use-all", is_flag=True, help="Also add the rule that lets its models be used by their full names.")
 def add(name: str, url: str, kind: str | None, *, ask_key: bool, use_all: bool) -> None:
     """Add a server, such as: tessera upstreams add desk http://10.0.0.2:8000."""
-    key = click.prompt("Key", hide_input=True) if ask_key else None
+    key = required_secret("Key") if ask_key else None
     with connected() as client:
         row = client.put_upstream(name, UpstreamRequest(url=url, kind=kind, key=key))  # type: ignore[arg-type]
         if use_all:
@@ -43,16 +43,20 @@ def add(name: str, url: str, kind: str | None, *, ask_key: bool, use_all: bool) 
 @click.option("--remove", is_flag=True, help="Delete the key.")
 def key(name: str, *, remove: bool) -> None:
     """Change the key for a server. The command asks for it, so that it is not in the shell's history."""
-    secret = None if remove else click.prompt("Key", hide_input=True)
+    new_key = None if remove else required_secret("Key")
     with connected() as client:
-        _print_row(client.set_upstream_key(name, secret))
+        _print_row(client.set_upstream_key(name, new_key))
 
 
 @command.command("list")
-def list_upstreams() -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def list_upstreams(*, as_json: bool) -> None:
     """List servers, their models, and the rules."""
     with connected() as client:
         upstreams = client.upstreams(check=True)
+    if as_json:
+        print_json(upstreams)
+        return
     if not upstreams.upstreams:
         echo("There are none. Add one: tessera upstreams add NAME URL")
         return

@@ -117,11 +117,39 @@ def test_debug_shows_the_traceback():
     assert "Traceback" in tessera("--debug", "chat", "no-such-model", "-p", "x").stderr
 
 
-def test_interrupting_stops_the_answer_and_leaves_no_server():
+def write_slow_model():
     models = Path(os.environ["TESSERA_HOME"]) / "models"
     models.mkdir(parents=True, exist_ok=True)
     # About 10 ms per token: 2 s are enough to interrupt it, also on a busy machine.
     write_shape(models / "slow.gguf", scaled("llama", layers=8, embd=1024, ffn=4096, vocab=600, qtype=Q.Q8_0))
+
+
+@pytest.mark.parametrize("command", [("chat", "slow"), ("code", "PROJECT", "--model", "slow", "--apply")])
+def test_an_interrupted_single_answer_is_told_by_the_exit_code(command, tmp_path):
+    """A script must not take half an answer, or half an edit, for the whole."""
+    write_slow_model()
+    (tmp_path / "notes.py").write_text("print('notes')\n")
+    words = [str(tmp_path) if word == "PROJECT" else word for word in command]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app", *words, "-t", "0", "--prompt", "Tell me all you know about files."],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **HEARS_INTERRUPTS,
+    )
+    with process:
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        notes = process.communicate(timeout=90)[1]
+    assert process.returncode == 130
+    assert "stopped" in notes
+    assert "Traceback" not in notes
+
+
+def test_interrupting_stops_the_answer_and_leaves_no_server():
+    write_slow_model()
     process = subprocess.Popen(
         [sys.executable, "-m", "app", "chat", "slow", "-t", "0", "--max-tokens", "200", "--no-loop-guard"],
         cwd=ROOT,
@@ -146,3 +174,75 @@ def test_interrupting_stops_the_answer_and_leaves_no_server():
     assert "200 tokens," in notes, "the next question is answered, and the first one was not to its end"
     assert notes.count("200 tokens,") == 1
     assert rest.strip()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [("settings", "list"), ("models", "list", "--json"), ("models", "list")])
+def test_a_full_disk_behind_the_output_is_named(arguments):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "app", *arguments],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+    assert done.returncode == 4
+    assert done.stderr.strip() == "tessera: The output cannot be written: No space left on device."
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes a stream with the shell")
+@pytest.mark.parametrize("closed", [">&-", "<&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_stop_no_command_and_no_file_takes_their_place(closed, tmp_path):
+    environment = {**os.environ, "TESSERA_HOME": str(tmp_path)}
+    command = f'"{sys.executable}" -m app models list {closed}'
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("columns", ["0", "", "wide", "40"])
+def test_a_terminal_of_no_size_shows_all(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert "spark" in tessera("models", "list").stdout
+
+
+@pytest.mark.usefixtures("running")
+def test_a_key_is_piped_and_its_absence_needs_nobody_to_answer():
+    """No password prompt where there is no terminal: its warnings and questions would reach no one."""
+    done = tessera("connect", "http://127.0.0.1:1", stdin="")
+    assert done.returncode == 4
+    assert done.stderr.startswith("tessera: ")
+    assert "Warning" not in done.stderr
+    done = tessera("upstreams", "key", "desk", stdin="")
+    assert done.returncode == 2
+    assert "Key is missing: type it, or write it to standard input." in done.stderr
+    done = tessera("upstreams", "add", "desk", "http://127.0.0.1:1", "--key", stdin="secret\n")
+    assert "desk" in done.stdout
+    assert json.loads(tessera("upstreams", "list", "--json").stdout)["upstreams"][0]["key"]
+
+
+def test_an_address_is_not_taken_for_a_file():
+    done = tessera("models", "import", "https://example.org/owner/name")
+    assert done.returncode == 3
+    assert "https://example.org/owner/name is an address. To download a model: tessera models pull" in done.stderr
+
+
+@pytest.mark.usefixtures("running")
+def test_a_file_in_the_place_of_a_model_says_how_to_use_it():
+    done = tessera("chat", "assets/models/spark-f16.gguf", "-p", "x")
+    assert done.returncode == 3
+    assert (
+        "assets/models/spark-f16.gguf is a file; `tessera models link assets/models/spark-f16.gguf`" in done.stderr
+    )
+
+
+@pytest.mark.parametrize("arguments", [("chat", "-t", "nan"), ("power", "--cap", "nan"), ("serve", "--ttl", "nan")])
+def test_nan_is_no_number(arguments):
+    done = tessera(*arguments)
+    assert done.returncode == 2
+    assert "'nan' is not a number" in done.stderr

@@ -45,6 +45,7 @@ def test_what_is_cached_is_shown_and_emptied(prefixes):
     assert "3.0 MiB" in run("cache")
     assert "3.0 MiB freed" in run("cache", "clear", "--yes")
     assert list(prefixes.iterdir()) == []
+    assert run("cache", "clear").strip() == "There are no cached prompts.", "and nothing is asked"
     assert (user_paths().cache / "headers" / "x.json").exists()
 
 

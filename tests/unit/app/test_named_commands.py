@@ -74,3 +74,19 @@ def test_every_command_is_in_one_group_of_the_help():
     headings = [line.rstrip(":") for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert headings == ["Options", *GROUPS]
     assert all(re.search(rf"^  {name}  ", shown, re.MULTILINE) for name in COMMANDS)
+
+
+def lists(group, path=()):
+    """Every command that lists something, by its words."""
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        if isinstance(command, click.Group):
+            yield from lists(command, (*path, name))
+        elif name == "list":
+            yield (*path, name), command
+
+
+def test_every_list_can_be_read_by_programs():
+    every = dict(lists(cli))
+    assert len(every) > 8
+    assert [words for words, command in every.items() if "--json" not in options(command)] == []

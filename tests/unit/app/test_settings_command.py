@@ -39,6 +39,28 @@ def test_a_wrong_name_or_value_says_what_is_right(run, monkeypatch):
     assert "TESSERA_SERVER_PORT" in result.output
 
 
+def test_the_case_of_a_name_does_not_matter_for_its_suggestion_and_a_value_may_begin_with_a_hyphen(run):
+    assert "did you mean window.theme?" in run("get", "Window.THEME").output
+    assert "at least 0, not -5" in run("set", "chat.max_tokens", "-5").output
+    assert run("set", "chat.system_prompt", "- Answer briefly.").exit_code == 0
+    assert run("get", "chat.system_prompt").output.strip() == "- Answer briefly."
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("max_tokens = true", "must be a number, not true"),
+        ("max_tokens = 2026-01-01", "must be a number, not 2026-01-01"),
+        ("max_tokens = [5]", "must be a number, not [5]"),
+        ("fold = 'maybe'", "must be true or false without quotes, not 'maybe'"),
+    ],
+)
+def test_a_wrong_value_is_shown_as_the_file_writes_it(run, tmp_path, line, shown):
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "settings.toml").write_text(f"[chat]\n{line}\n")
+    assert shown in run("get", "chat.fold").output
+
+
 def test_the_list_shows_values_default_and_variable(run):
     shown = run("list").output
     assert '[system, light, dark; default "system"; TESSERA_WINDOW_THEME]' in shown
