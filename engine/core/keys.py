@@ -13,6 +13,7 @@ from engine.core.json_store import CorruptStateFile, JsonStore
 
 Scope = Literal["chat", "manage"]
 MAX_KEYS: Final = 1000
+LONGEST_NAME: Final = 100
 _PREFIX: Final = "tsr_"
 
 
@@ -61,8 +62,10 @@ class KeyStore:
         api_key = ApiKey(name=name, sha256=digest(key), scopes=scopes or ("chat",), created_at=time.time())
         with self._store.locked():
             keys = self._read()
-            if not name or len(name) > 100 or any(stored.name == name for stored in keys):  # noqa: PLR2004
-                raise InputFault(f"A key needs a name of its own, up to 100 characters; {name!r} is not.", "name")
+            if not name.strip() or len(name) > LONGEST_NAME:
+                raise InputFault(f"The name of a key has 1 to {LONGEST_NAME} characters.", "name")
+            if any(stored.name == name for stored in keys):
+                raise InputFault(f"There is already a key named {name!r}.", "name")
             if len(keys) >= MAX_KEYS:
                 raise InputFault(f"There are already {MAX_KEYS} keys.", "name")
             self._store.put([*keys, api_key])

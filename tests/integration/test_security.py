@@ -12,6 +12,7 @@ import httpx2
 import pytest
 from starlette.routing import Route
 
+from engine.core.errors import InputFault
 from engine.core.keys import KeyStore
 from engine.server import middleware
 from engine.server.all_routes import every_route
@@ -450,3 +451,13 @@ def test_an_uploaded_file_keeps_the_last_part_of_its_name_only(locked, http):
     answer = http.post("/v1/files", files=given, data={"purpose": "assistants"}, headers=key)
     assert answer.status_code == 200, answer.text
     assert answer.json()["filename"] == "planted.txt"
+
+
+def test_a_key_needs_a_name_that_no_other_has(tmp_path):
+    store = KeyStore(tmp_path / "keys.json")
+    store.add("laptop", ("chat",))
+    with pytest.raises(InputFault, match="There is already a key named 'laptop'"):
+        store.add("laptop", ("chat",))
+    for name in ("", " ", "x" * 101):
+        with pytest.raises(InputFault, match="The name of a key has 1 to 100 characters"):
+            store.add(name, ("chat",))
