@@ -275,21 +275,21 @@ class EngineFacade:
         if overrides.get("device"):
             check_pin(placer.resources.machine.full(), overrides["device"])
         if mix is None:
-            found = find(model, self.catalogue, placer)
+            fitted = find(model, self.catalogue, placer)
         else:
             from engine.job_kinds.bench.dummy_model import header_of_shape
 
             name = f"{model} {mix}".lower()
-            found, model = of_header(name, header_of_shape(model, mix)), name
-        shape, settings = found.shape, found.settings
+            fitted, model = of_header(name, header_of_shape(model, mix)), name
+        shape, settings = fitted.shape, fitted.settings
         if projector is not None:
             settings = with_projector(settings, projector)
         exact = os.path.isfile(settings.path) and machine is None  # noqa: PTH113 - pathlib is not imported here
         limits = {"max_ctx": open_context(is_chosen=overrides.get("n_ctx") is not None), **overrides}
         placement = placer.judge_shape(model, shape, settings, PlacementLimits(**limits), exact=exact)
         report = placer.report(model, placement, shape)
-        if found.note is not None:
-            report = msgspec.structs.replace(report, notes=(found.note, *report.notes))
+        if fitted.note is not None:
+            report = msgspec.structs.replace(report, notes=(fitted.note, *report.notes))
         return report, placement
 
     def measured(self, model: str | None = None) -> "list[Report]":

@@ -135,11 +135,15 @@ def _of_file(path: str) -> FittedModel:
     try:
         shape = read_shape(path)
     except BadModelFile as error:
-        end = error.__cause__
-        if not isinstance(end, IncompleteFile) or not end.known or parse_split_name(Path(path).name) is not None:
+        cause = error.__cause__
+        if not isinstance(cause, IncompleteFile) or parse_split_name(Path(path).name) is not None:
             raise
-        note = because("only_the_header", have_bytes=end.have_bytes, needed_bytes=end.needed_bytes)
-        return of_header(f"{path} (complete)", read_gguf_header(path), note)
+        try:
+            header = read_gguf_header(path)
+        except TesseraError:  # the header is incomplete too
+            raise error from cause
+        note = because("only_the_header", have_bytes=cause.have_bytes, needed_bytes=header.file_bytes)
+        return of_header(f"{path} (complete)", header, note)
     return FittedModel(shape, LoadSettings(path=path, n_ctx=default_context(shape.context_train)))
 
 

@@ -171,8 +171,8 @@ class ServedModels:
         """Make `name` another name of a model. Raises: as `entry`; InputFault: a model has this name."""
         entry = await self.entry(model)
         catalogue = await self.catalogue()
-        taken = any(other.id == name for other in await self.external())
-        if taken or await asyncio.to_thread(catalogue.get, name) is not None:
+        is_external = any(other.id == name for other in await self.external())
+        if is_external or await asyncio.to_thread(catalogue.get, name) is not None:
             raise InputFault(f"There is already a model named {name!r}.", "alias")
         self.user_settings.set_alias(name, entry.id, preset)
         return entry

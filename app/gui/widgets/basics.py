@@ -521,13 +521,12 @@ class EmptyState(QWidget):
 
     def __init__(self, title: str, text: str, action: str = "") -> None:
         super().__init__()
-        heading = label(title, "strong")
         words = label(text, "muted", wrap=True)
         words.setAlignment(Qt.AlignmentFlag.AlignHCenter)
         words.setMinimumWidth(_EMPTY_WIDTH // 2)
         words.setMaximumWidth(_EMPTY_WIDTH)
         layout = stack(1, spacing=8)
-        layout.addWidget(heading, 0, Qt.AlignmentFlag.AlignHCenter)
+        layout.addWidget(label(title, "strong"), 0, Qt.AlignmentFlag.AlignHCenter)
         line = row(1, words, 1, margins=(16, 0, 16, 0))
         line.setStretch(1, 100)
         layout.addLayout(line)  # with an alignment, wrapped lines would not get their height
@@ -568,10 +567,8 @@ class _SearchField(QLineEdit):
 
 def search_field(hint: str, name: str = "") -> QLineEdit:
     """A text field with a clear button."""
-    field = _SearchField()
-    field.setPlaceholderText(hint)
+    field = _SearchField(placeholderText=hint, clearButtonEnabled=True)
     field.setAccessibleName(name or hint)
-    field.setClearButtonEnabled(True)
     return field
 
 
