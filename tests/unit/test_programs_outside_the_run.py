@@ -65,3 +65,26 @@ def test_they_import_what_is_there(program):
 def test_what_moved_is_found():
     text = 'from engine.core.paths import Paths, nowhere\nCODE = """\nfrom engine.gone import x\n"""\n'
     assert list(missing(text)) == ["engine.core.paths: nowhere", "engine.gone: x"]
+
+
+def imported(path):
+    """Modules that a file imports when it is loaded, by name."""
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (node.module, *(f"{node.module}.{name.name}" for name in node.names))
+
+
+@cache
+def opens_qt(module):
+    """Whether importing this module of the window imports Qt."""
+    path = source_of(module)
+    names = list(imported(path)) if path else []
+    return any(n.startswith("PySide6") or (n.startswith("app.gui.") and opens_qt(n)) for n in names)
+
+
+def test_unit_tests_can_be_collected_without_qt():
+    """`--quick` refuses Qt; in a complete run nothing does."""
+    files = [f for f in (ROOT / "tests" / "unit").rglob("test_*.py") if "app.gui" in f.read_text("utf-8")]
+    assert [(f.name, m) for f in files for m in imported(f) if m.startswith("app.gui") and opens_qt(m)] == []

@@ -139,3 +139,13 @@ def test_new_folders_are_made_only_below_the_project(project):
     assert (project / "deep" / "er" / "file.txt").read_text() == "x"
     with pytest.raises(TesseraError):
         workspace.write("src/a.py/under.txt", "x")
+
+
+def test_names_that_windows_reads_as_something_else_are_refused_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    workspace = Workspace(tmp_path)
+    for name in ("aux.txt", "CON", "nul.tar.gz", "a:b", "dots..", "space "):
+        with pytest.raises(PathRefused, match="Windows gives this name another meaning"):
+            workspace._check_part(name, name)
+    for name in ("auxiliary.txt", "a.con", ".hidden"):
+        workspace._check_part(name, name)

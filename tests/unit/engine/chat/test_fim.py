@@ -13,6 +13,7 @@ from engine.core.types import ModelFacts
 from engine.pool.loaded_model import LoadedModel
 from engine.runner.protocol import LoadSettings
 from engine.server.fim import NoFimModel, fim_family, fim_model
+from engine.server.llama_server.fim import InfillRequest
 from tests.support.examples import examples
 
 FACTS = ModelFacts(
@@ -180,3 +181,8 @@ def test_without_a_model_for_gaps_the_error_names_one_to_get():
     with pytest.raises(NoFimModel, match=r"tessera models pull qwen2\.5-coder") as caught:
         asyncio.run(fim_model(state, None))
     assert caught.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize(("n_predict", "expected"), [(None, 128), (-1, 128), (0, 1), (1, 1), (7, 7)])
+def test_a_gap_is_filled_with_as_many_tokens_as_were_asked_for(n_predict, expected):
+    assert InfillRequest(n_predict=n_predict).max_tokens == expected

@@ -17,6 +17,7 @@ from engine.library.catalogue import Catalogue
 from engine.library.hub import download as hub_download
 from engine.library.hub.download import Download, Request, RetryPolicy
 from engine.library.hub.file_selection import files_of
+from engine.library.hub.partial_file import PartialFile
 from engine.library.hub.repository import choices_of
 from tests.support.fakes.downloads import MB, QUICK, SPARK, download, leftovers
 from tests.support.fakes.fake_hub import FakeFile
@@ -329,3 +330,38 @@ def test_the_publishers_sampling_is_kept_beside_a_gguf_file(hub, client, catalog
     assert entry.details.publisher_sampling == {"temperature": 0.4, "top_k": 9}
     assert catalogue.get(entry.id).details.publisher_sampling["top_k"] == 9
     assert {Path(f.path).suffix for f in entry.files} == {".gguf"}
+
+
+def opened(path, size_bytes=10, segment_bytes=4):
+    return PartialFile(path / "x.part", "hash", size_bytes, segment_bytes)
+
+
+def test_a_journal_claims_only_bytes_that_were_flushed_and_forgets_them_at_a_restart(tmp_path, monkeypatch):
+    order = []
+    flush, move = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (order.append("flushed"), flush(fd))[1])
+    monkeypatch.setattr(Path, "replace", lambda path, to: (order.append("journal"), move(path, to))[1])
+    part = opened(tmp_path)
+    part.write(0, b"abcd")
+    part.save()
+    assert order == ["flushed", "journal"]
+    assert opened(tmp_path).done_bytes == 4
+    part.restart()
+    assert opened(tmp_path).done_bytes == 0
+
+
+def test_a_closed_partial_file_holds_no_descriptor_and_takes_no_bytes(tmp_path):
+    part = opened(tmp_path)
+    descriptor = part._fd
+    part.close()
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(descriptor)
+    part.write(0, b"abcd")
+    assert part.done_bytes == 0
+
+
+def test_a_journal_whose_segments_have_no_bytes_is_not_believed(tmp_path):
+    opened(tmp_path).save()
+    file = tmp_path / "x.json"
+    file.write_bytes(file.read_bytes().replace(b'"segment_bytes":4', b'"segment_bytes":0'))
+    assert opened(tmp_path).missing() == [0, 1, 2]

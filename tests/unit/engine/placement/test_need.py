@@ -118,6 +118,14 @@ def test_formulas_agree_with_llama_cpp(files, name):
     assert sum(told.compute_bytes.values()) <= compute_prior(shape, at) * 1.05
 
 
+def test_masks_of_sliding_layers_cover_the_window_of_each_sequence(files):
+    shape = read_shape(files["gemma3"])
+    few, many = (settings(files["gemma3"], n_ctx=32768, n_ubatch=512, n_parallel=n) for n in (1, 2))
+    logits = 4 * shape.vocabulary
+    more = compute_prior(shape, many) - compute_prior(shape, few) - logits
+    assert more == 2 * 512 * 2 * shape.sliding_window  # two bytes per token and cell of two more sequences
+
+
 def test_what_a_driver_pins_for_a_gpu_is_system_memory(files):
     """llama.cpp calls these buffers NAME_Host; nothing else can use their pages while the model is loaded."""
     shape = read_shape(files["llama"])
