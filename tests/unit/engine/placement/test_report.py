@@ -72,6 +72,16 @@ def test_what_does_not_fit_names_ways_that_do(path):
         assert way.saved_bytes == found.need.total_bytes - way.needed_bytes
 
 
+def test_one_request_at_a_time_is_offered_where_that_is_enough(path):
+    several = LoadSettings(path=path, n_ctx=8192, n_parallel=2, kv_cells=32768)
+    single, here = replace(several, n_parallel=1, kv_cells=0), machine(600)
+    (way,) = (way for way in judged(path, several, here).fit_options if way.kind == "parallel")
+    assert way.needed_bytes == judged(path, single, here).need.total_bytes
+    alone = judged(path, replace(several, n_parallel=1), here)
+    assert not alone.fits
+    assert "parallel" not in {way.kind for way in alone.fit_options}
+
+
 def test_no_context_is_offered_that_it_was_not_trained_for(path):
     found = judged(path, LoadSettings(path=path, n_ctx=1 << 20, n_parallel=4), machine(5000))
     assert not found.fits
