@@ -59,6 +59,18 @@ class IncompleteFile(BadFile):
         self.known = known
 
 
+class MissingParts(IncompleteFile):
+    """Some parts of a split model are missing; `missing` are their file names."""
+
+    code = "missing_parts"
+
+    def __init__(self, path: str, have_bytes: int, missing: tuple[str, ...]) -> None:
+        super().__init__(path, have_bytes, have_bytes + 1)
+        self.reason = f"{len(missing)} parts are missing, the first is {missing[0]}"
+        self.args = (f"{path}: {self.reason}",)
+        self.missing = missing
+
+
 class RefusedFormat(BadFile):
     """A format that is always rejected, whatever the file contains (loading a pickle runs code)."""
 

@@ -305,6 +305,8 @@ def fact_of(error: BaseException) -> Reason | None:
 
 def reason_for(error: Exception) -> str | Reason:
     """Return what is wrong with a file, without its path: a Reason if there is one, else the quantizer's text."""
+    if isinstance(error, quantizer.MissingParts):
+        return because("parts_missing", count=len(error.missing), first=error.missing[0])
     if isinstance(error, quantizer.IncompleteFile):
         return _ends_early(error)
     return str(getattr(error, "reason", error))

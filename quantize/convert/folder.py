@@ -26,10 +26,13 @@ from quantize.convert.vocabulary import (
 from quantize.errors import BadFile, BadWeights, UnsupportedModel
 from quantize.files.gguf_file import ValueType
 from quantize.files.gguf_write import GgufWriter, TensorSlot, file_bytes, header
+from quantize.files.output_file import require_disk
 from quantize.files.sampling_keys import GENERATION_CONFIG_NAMES, GGUF_NAMES, checked
 from quantize.ggml_types import GgmlType
 from quantize.measurements import Step
 from quantize.native.encode import tokenize
+from quantize.native.eval_context import LoadFailed
+from quantize.native.reference import LoadCheck, check_loads
 from quantize.types import FloatType, ModelSpec, TensorSpec
 
 # llama.cpp's file type numbers for files that are mostly of one float type.
@@ -80,13 +83,15 @@ def convert(request: ConvertRequest, send: Step) -> ConversionResult:
 
     If an error is raised, the output stays unfinished and the caller removes it.
 
-    Raises: UnsupportedModel, BadWeights (names the tensor), BadFile, IncompleteFile; OSError from writing.
+    Raises: UnsupportedModel, BadWeights (names the tensor), BadFile, IncompleteFile, DiskFull; OSError from
+    writing.
     """
     source = Checkpoint(request.folder, request.root)
     with _described_by(source.folder):
         recipe, pre = _complete_recipe(source)
         header(recipe.metadata, [])  # detect errors in the metadata before writing the tensors
     qtype = _float_type(source, request.float_type)
+    _check_header(source, recipe, qtype, request.out)
     while True:
         try:
             size = _write(source, recipe, qtype, request.out, send)
@@ -124,9 +129,7 @@ def prepare(request: ConvertRequest, send: Step) -> Prepared:
         num_layers, num_kv_heads = int(config["num_hidden_layers"]), int(config.get("num_key_value_heads") or heads)
     head = len(raw)
     if request.header_only:
-        with request.out.open("xb") as out:
-            out.write(raw)
-            out.truncate(file_bytes(head, slots))
+        _write_header(request.out, raw, slots)
     experts = next((s.shape[2] for s in slots if "_exps." in s.name), 0)
     spec = ModelSpec(
         architecture=recipe.metadata.architecture,
@@ -137,6 +140,31 @@ def prepare(request: ConvertRequest, send: Step) -> Prepared:
         tensors=tuple(TensorSpec(s.name, s.shape, s.qtype.name) for s in slots),
     )
     return Prepared(float_type=qtype.name, file_bytes=file_bytes(head, slots), header_bytes=head, spec=spec)
+
+
+def _write_header(path: Path, raw: bytes, slots: list[TensorSlot]) -> None:
+    """Write a file whose weights are a hole."""
+    with path.open("xb") as out:
+        out.write(raw)
+        out.truncate(file_bytes(len(raw), slots))
+
+
+def _check_header(source: Checkpoint, recipe: Recipe, qtype: GgmlType, out: Path) -> None:
+    """Let llama.cpp load the header before the weights are written. `out` does not exist afterwards.
+
+    Raises: DiskFull. BadFile: the sizes of the weights are not those that config.json states.
+    """
+    slots = [_slot(t, qtype) for t in recipe.tensors]
+    raw = header(recipe.metadata, slots)
+    require_disk(out.parent, file_bytes(len(raw), slots))
+    try:
+        _write_header(out, raw, slots)
+        check_loads(LoadCheck(path=out), lambda *_: None)
+    except LoadFailed as error:
+        reason = f"config.json does not describe these weights: {error.reason}"
+        raise BadFile(str(source.folder), reason) from error
+    finally:
+        out.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -426,20 +426,32 @@ def _gptq(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed
     columns = words * _INT32_BITS // bits
     groups = _groups(folder, scale, rows_)
     group = _group_of(folder, order, columns, groups, folder.settings.get("group_size"))
-    # Files of the first version store the zero minus one.
-    add = 0 if folder.settings.get("checkpoint_format") == "gptq_v2" else 1
+    less_one = folder.settings.get("checkpoint_format") != "gptq_v2"
 
     def rows(part: slice) -> Floats:
         codes = unpack_integers(np.ascontiguousarray(folder.read(name, None)[:, part].T), bits)
         scales = folder.floats(scale)[:, part].T
         if folder.has(zero):
-            zeros = unpack_integers(folder.read(zero, None), bits)[:, part].T + add
+            zeros = unpack_integers(_gptq_zeros(folder, zero, bits, less_one=less_one), bits)[:, part].T
         else:
             zeros = np.full((1, groups), 1 << bits - 1, np.int32)
         values: Floats = (codes - zeros[:, group]).astype(np.float32) * scales[:, group]
         return values
 
     return folder.packed(name, (rows_, columns), scale, f"GPTQ, {bits} bits", rows)
+
+
+def _gptq_zeros(folder: _Folder, zero: str, bits: int, *, less_one: bool) -> Array:
+    """Words of zeros. Files of the first version store each zero minus one (`less_one`).
+
+    One is subtracted from every field of a whole word, so a zero of 0 borrows from the next field. Some writers
+    forget the subtraction; in symmetric files the zero is half of the range, which shows it.
+    """
+    words = folder.read(zero, None).view(np.uint32)
+    ones = np.uint32(sum(1 << shift for shift in range(0, _INT32_BITS, bits)))
+    if not less_one or (folder.settings.get("sym") is True and (words == ones << np.uint32(bits - 1)).all()):
+        return words
+    return words + ones
 
 
 def _groups(folder: _Folder, scale: str, rows: int) -> int:

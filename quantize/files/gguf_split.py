@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from quantize.errors import BadFile, IncompleteFile
+from quantize.errors import BadFile, MissingParts
 from quantize.files.gguf_file import GgufFile, TensorInfo, Value, read_gguf
 
 _SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
@@ -70,7 +70,7 @@ class GgufModel(msgspec.Struct, frozen=True):
 def read_gguf_model(path: str | os.PathLike[str]) -> GgufModel:
     """Read the header of a file and, if it is part of a split model, of all other parts in its folder.
 
-    Raises: IncompleteFile: a part or its end is missing. BadFile. Unreadable.
+    Raises: MissingParts, IncompleteFile: a part or its end is missing. BadFile. Unreadable.
     """
     path = Path(path)
     if parse_split_name(path.name) is None:
@@ -87,18 +87,6 @@ def read_gguf_model(path: str | os.PathLike[str]) -> GgufModel:
     parts = tuple(read_gguf(p) for p in paths)
     _check(parts, str(path))
     return GgufModel(parts)
-
-
-class MissingParts(IncompleteFile):
-    """Some parts of a split model are missing; `missing` are their file names."""
-
-    code = "missing_parts"
-
-    def __init__(self, path: str, have_bytes: int, missing: tuple[str, ...]) -> None:
-        super().__init__(path, have_bytes, have_bytes + 1)
-        self.reason = f"{len(missing)} parts are missing, the first is {missing[0]}"
-        self.args = (f"{path}: {self.reason}",)
-        self.missing = missing
 
 
 def _check(parts: tuple[GgufFile, ...], path: str) -> None:

@@ -14,12 +14,29 @@ from typing import Self
 import psutil
 
 from devices.child_command import child_command
+from devices.errors import TesseraError
 from quantize.errors import BadFile, DiskFull, InvalidOption, NotWritable
 from quantize.files.gguf_file import read_gguf
 
 _PARTIAL = re.compile(r"\..+\.(?P<pid>\d+)\.(?P<kind>[a-z]+)\.partial")
 # Free space to leave on the disk after the job: a full system disk breaks other programs.
 _DISK_RESERVE_BYTES = 64 * 1024 * 1024
+# Kinds of temporary files that hold the source's weights.
+_COPIES_OF_SOURCE = frozenset({"source", "smooth", "reference"})
+
+
+def _renamed(value: object, path: Path, replacement: Path) -> object:
+    return value.replace(str(path), str(replacement)) if isinstance(value, str) else value
+
+
+def _has_free(folder: Path, needed_bytes: int) -> bool:
+    return shutil.disk_usage(folder).free >= needed_bytes + min(_DISK_RESERVE_BYTES, needed_bytes)
+
+
+def require_disk(folder: Path, needed_bytes: int) -> None:
+    """Check the free space. Raises: DiskFull: the folder's disk has less than `needed_bytes` plus a reserve."""
+    if not _has_free(folder, needed_bytes):
+        raise DiskFull(str(folder), needed_bytes, shutil.disk_usage(folder).free)
 
 
 class Output:
@@ -85,14 +102,20 @@ class Output:
                 _send_paths(self._guard, self._partials)
         return path
 
+    def name_source(self, error: TesseraError, source: Path) -> None:
+        """Let an error name `source` or the output in place of a temporary file, which nobody finds any more."""
+        for path in self._partials:
+            replacement = source if path.name.split(".")[-2] in _COPIES_OF_SOURCE else self.path
+            error.args = tuple(_renamed(value, path, replacement) for value in error.args)
+            vars(error).update({name: _renamed(value, path, replacement) for name, value in vars(error).items()})
+
     def has_free(self, needed_bytes: int) -> bool:
         """Whether the folder's disk has `needed_bytes` plus a reserve."""
-        return shutil.disk_usage(self.path.parent).free >= needed_bytes + min(_DISK_RESERVE_BYTES, needed_bytes)
+        return _has_free(self.path.parent, needed_bytes)
 
     def require_disk(self, needed_bytes: int) -> None:
-        """Check the free space. Raises: DiskFull: the folder's disk has less than `needed_bytes` plus a reserve."""
-        if not self.has_free(needed_bytes):
-            raise DiskFull(str(self.path.parent), needed_bytes, shutil.disk_usage(self.path.parent).free)
+        """Check the free space. Raises: DiskFull."""
+        require_disk(self.path.parent, needed_bytes)
 
     def publish(self, partial: Path, types: dict[str, str]) -> None:
         """Check a finished file and give it its final name.

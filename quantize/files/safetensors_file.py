@@ -4,7 +4,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from devices.msgspec_lock import learned
-from quantize.errors import BadFile, IncompleteFile, RefusedFormat
+from quantize.errors import BadFile, IncompleteFile, MissingParts, RefusedFormat
 from quantize.files.byte_source import ByteSource, FileSource, mapped_bytes
 
 if TYPE_CHECKING:
@@ -227,7 +227,8 @@ def read_index(path: str | os.PathLike[str]) -> dict[str, str]:
 def read_safetensors_folder(folder: str | os.PathLike[str], root: Path | None = None) -> SafetensorsModel:
     """Read every shard of a model folder; the index and the shards must agree.
 
-    Raises: IncompleteFile: a shard is missing or truncated. RefusedFormat: only pickles. BadFile. Unreadable.
+    Raises: MissingParts, IncompleteFile: a shard is missing or truncated. RefusedFormat: only pickles. BadFile.
+    Unreadable.
     """
     folder = Path(folder)
     index = folder / INDEX_NAME
@@ -237,31 +238,31 @@ def read_safetensors_folder(folder: str | os.PathLike[str], root: Path | None = 
         if len(names) > _MAX_SHARDS:
             raise BadFile(str(index), f"{len(names)} shards")
         paths = [safe_member(folder, name, root) for name in names]
-        missing = [p.name for p in paths if not p.exists()]
-        if missing:
-            have = sum(p.stat().st_size for p in paths if p.exists())
-            raise IncompleteFile(str(folder / missing[0]), have, have + 1)
+        _check_present(folder, paths)
     else:
         weight_map = {}
         paths = [safe_member(folder, p.name, root) for p in sorted(folder.glob("*.safetensors"))]
         if not paths:
             _explain_absence(folder)
-        _check_numbers(paths)
+        _check_numbers(folder, paths)
     files = tuple(read_safetensors(p) for p in paths)
     _check_shards(folder, files, weight_map)
     return SafetensorsModel(folder, files)
 
 
-def _check_numbers(paths: list[Path]) -> None:
-    """Check numbered shards of a folder without an index. Raises: IncompleteFile: one is missing."""
-    names = {path.name for path in paths}
-    for path in paths:
-        if match := _NUMBERED.match(path.name):
-            stem, count = match.groups()
-            expected = (f"{stem}-{n + 1:05}-of-{count}.safetensors" for n in range(min(int(count), _MAX_SHARDS)))
-            if missing := next((name for name in expected if name not in names), None):
-                have = sum(p.stat().st_size for p in paths)
-                raise IncompleteFile(str(path.with_name(missing)), have, have + 1)
+def _check_present(folder: Path, paths: Iterable[Path]) -> None:
+    """Raises: MissingParts."""
+    sizes = {path.name: path.stat().st_size if path.exists() else None for path in paths}
+    if missing := tuple(name for name, size in sizes.items() if size is None):
+        raise MissingParts(str(folder), sum(size or 0 for size in sizes.values()), missing)
+
+
+def _check_numbers(folder: Path, paths: list[Path]) -> None:
+    """Check numbered shards of a folder without an index. Raises: MissingParts."""
+    numbered = [match for path in paths if (match := _NUMBERED.match(path.name))]
+    for stem, count in {match.groups() for match in numbered}:
+        names = (f"{stem}-{n + 1:05}-of-{count}.safetensors" for n in range(min(int(count), _MAX_SHARDS)))
+        _check_present(folder, (folder / name for name in names))
 
 
 def _explain_absence(folder: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from devices.errors import Cancelled
+from devices.errors import Cancelled, TesseraError
 from quantize.child import HERE, Executor, answer_of, reused_workers, run_task
 from quantize.convert.folder import ConversionResult, ConvertRequest, Prepared
 from quantize.errors import BudgetTooSmall, InvalidOption
@@ -129,6 +129,9 @@ def quantize(
                 raise
             on_publish()
             return job.so_far.publish(request, output, job.identity)
+        except TesseraError as error:
+            output.name_source(error, request.source)
+            raise
 
 
 class _Job:

@@ -26,7 +26,7 @@ class LoadFailed(EnvironmentFault):
     code = "model_failed"
 
     def __init__(self, path: str, step: str) -> None:
-        reason = next((message for message in last_errors() if "error" in message), "")
+        reason = next((message for message in reversed(last_errors()) if "error" in message), "")
         super().__init__(f"llama.cpp could not {step}: {path}{f' ({reason})' if reason else ''}")
         self.path = path
         self.step = step

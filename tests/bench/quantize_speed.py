@@ -1,12 +1,14 @@
 """Speed of quantization: rounding compared with llama-quantize, or whole jobs of each tier by phase.
 
 python tests/bench/quantize_speed.py SOURCE.gguf LLAMA_QUANTIZE [MIX] [THREADS]
-python tests/bench/quantize_speed.py --tiers SOURCE.gguf BUDGET_BYTES [TIER...]
+python tests/bench/quantize_speed.py --tiers SOURCE.gguf BUDGET_BYTES CHECKOUT TIER...
 
-With --tiers nothing is known of the model before each job. Seconds of processors (all processes, user and system)
-can be compared on a busy machine as long as the load is the same; others cannot.
+With --tiers, `tessera quantize` of a checkout of the project makes the file, with the comparison. Nothing is known
+of the model before each job. Seconds of processors (all processes, user and system) are recorded: they can be
+compared on a busy machine, seconds on the clock cannot.
 """
 
+import json
 import os
 import resource
 import subprocess
@@ -55,39 +57,34 @@ def processor_seconds() -> float:
     return sum(u.ru_utime + u.ru_stime for u in usages)
 
 
-def by_tier(source: str, budget: str, *tiers: str) -> None:
+def by_tier(source: str, budget: str, checkout: str, *tiers: str) -> None:
     sys.path.insert(0, str(ROOT))
-    from quantize.job.execute import quantize
-    from quantize.job.request import QuantizeRequest
-    from quantize.types import CALIBRATION, HELD_OUT, SizeTarget
+    from tests.bench.recording import record
 
-    for tier in tiers or ("instant", "balanced", "max"):
+    commit = subprocess.run(
+        ["git", "-C", checkout, "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    for tier in tiers:
         with TemporaryDirectory(dir=Path(source).parent) as scratch:
-            request = QuantizeRequest(
-                source=Path(source),
-                out=Path(scratch) / "out.gguf",
-                goal=SizeTarget(kind="budget", limit_bytes=int(budget)),
-                calibration=CALIBRATION,
-                held_out=HELD_OUT,
-                cache_dir=Path(scratch) / "cache",
-                tier=tier,
-                threads=os.cpu_count() or 1,
-            )
-            request.cache_dir.mkdir()
-            started, before, usable = time.monotonic(), processor_seconds(), []
-
-            def watch(progress, started=started, usable=usable):
-                if progress.usable and not usable:
-                    usable.append(time.monotonic() - started)
-
-            report = quantize(request, watch, lambda: False)
+            out = Path(scratch) / "out.gguf"
+            words = ("quantize", source, out, "--budget", f"{budget}B", "--tier", tier, "--threads", 1, "--yes")
+            started, before = time.monotonic(), processor_seconds()
+            environment = {**os.environ, "TESSERA_HOME": f"{scratch}/home"}
+            subprocess.run(
+                [sys.executable, "-m", "app", *map(str, words)], cwd=checkout, env=environment, check=True,
+                stdout=subprocess.DEVNULL,
+            )  # fmt: skip
             took, processors = time.monotonic() - started, processor_seconds() - before
-            phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in report.seconds.items())
-            print(f"{tier}: {took:.0f} s, {processors:.0f} s of processors; first file after {usable[0]:.0f} s")
-            print(f"  {phases}")
-            if report.ours is not None and report.kld_ratio is not None:
-                kld, ratio = report.ours.kld_mean, report.kld_ratio
-                print(f"  KLD {kld.value:.5f} [{kld.low:.5f}, {kld.high:.5f}], {ratio:.3f} of {report.stock_mix}")
+            report = json.loads(out.with_suffix(".tessera.json").read_text("utf-8"))
+            phases = {name: round(seconds, 1) for name, seconds in report["seconds"].items()}
+            print(
+                f"{commit} {tier}: {processors:.0f} s of processors, {took:.0f} s on the clock, {phases}",
+                flush=True,
+            )
+            record(
+                "quantize_speed", "seconds of processors", round(processors, 1), "s",
+                model=Path(source).stem, bytes=int(budget), tier=tier, quantizer=commit, threads=1,
+            )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,22 +1,30 @@
 """Compare weights in low precision with the libraries that define the formats, to the last bit.
 
-Run in an environment with torch, compressed-tensors and bitsandbytes besides Tessera's own packages:
+Run in an environment with torch, transformers, compressed-tensors, bitsandbytes, nvidia-modelopt, auto-gptq,
+gptqmodel and autoawq besides Tessera's own packages. The last three can be installed without most of what they need
+(`pip install --no-deps`): only their readers in torch are imported.
 
-    PYTHONPATH=. python tests/optin/low_precision.py
+    PYTHONPATH=. python tests/optin/low_precision.py [WORD IN THE NAME OF A FORMAT]
 """
 
+import importlib
+import importlib.util
 import json
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from bitsandbytes import functional as bnb
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from modelopt.torch.quantization.qtensor import MXFP4QTensor, NVFP4QTensor
 from safetensors.torch import save_file
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from quantize.convert.checkpoint import Checkpoint
 
@@ -44,6 +52,10 @@ def compressed(name: str, args: QuantizationArgs, *, zero_points: bool = False) 
     else:
         top = torch.finfo(torch.float8_e4m3fn).max if args.type == "float" else (1 << args.num_bits - 1) - 1
         scale = (blocks.abs().amax(dim=2) / top).to(torch.bfloat16)
+        if args.strategy == "tensor":
+            scale = scale.max().reshape(1)
+        elif name == "mxfp4-pack-quantized":
+            scale = torch.exp2(torch.ceil(torch.log2(blocks.abs().amax(dim=2) / 6))).to(torch.bfloat16)
     zero = torch.randint(-3, 3, scale.shape, dtype=torch.int8) if zero_points else None
     scheme = QuantizationScheme(targets=["Linear"], weights=args, format=name)
     given = {"weight": values, "weight_scale": scale, **named}
@@ -57,16 +69,108 @@ def compressed(name: str, args: QuantizationArgs, *, zero_points: bool = False) 
     return stored, settings, read
 
 
-def fp8(kind: torch.dtype) -> Made:
-    """Every code that is a number, as torch reads it."""
+def reader(name: str, *packages: str) -> Any:
+    """A module of an installed package, without the code of some packages around it, which imports kernels."""
+    for package in packages:
+        if package not in sys.modules:
+            spec = importlib.util.find_spec(package)
+            assert spec is not None
+            bare = ModuleType(package)
+            # GPTQModel's readers ask their package for DEBUG_ON.
+            vars(bare).update(__path__=spec.submodule_search_locations, DEBUG_ON=False)
+            sys.modules[package] = bare
+    return importlib.import_module(name)
+
+
+def fp8(kind: torch.dtype, scales: tuple[int, ...]) -> Made:
+    """Every code that is a number, as transformers reads it."""
     codes = torch.arange(256, dtype=torch.uint8).repeat(ROWS * COLUMNS // 256).reshape(ROWS, COLUMNS)
     stored = codes.view(kind)
     stored = torch.where(torch.isfinite(stored.float()), stored.float(), 0.0).to(kind)
-    scale = torch.rand(ROWS // 128, COLUMNS // 128) / 50
-    spread = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    scale = torch.rand(scales) / 50
     settings = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    tensors = {f"{BASE}.weight": stored, f"{BASE}.weight_scale_inv": scale}
-    return tensors, settings, (stored.float() * spread).to(torch.bfloat16)
+    tensors = {"weight": stored, "weight_scale_inv": scale}
+    read = Fp8Dequantize(None).convert(tensors)["weight"]
+    assert isinstance(read, torch.Tensor)
+    return {f"{BASE}.{k}": v for k, v in tensors.items()}, settings, read.to(torch.bfloat16)
+
+
+def words(*shape: int) -> torch.Tensor:
+    """Packed integers of every value."""
+    return torch.randint(-(1 << 31), 1 << 31, shape, dtype=torch.int64).to(torch.int32)
+
+
+def fp4(by: str) -> Made:
+    """Every code, as ModelOpt (NVFP4, MXFP4) and transformers (MXFP4 of gpt-oss) read it.
+
+    NVFP4 without minus zero: ModelOpt reads it as zero, compressed-tensors and Tessera as what it is.
+    """
+    codes = torch.randint(0, 15 if by == "NVFP4" else 16, (ROWS, COLUMNS), dtype=torch.uint8)
+    if by == "NVFP4":
+        codes += (codes >= 8).to(torch.uint8)
+    packed = codes[:, 0::2] | codes[:, 1::2] << 4
+    size = 16 if by == "NVFP4" else 32
+    scale = torch.randint(100, 126, (ROWS, COLUMNS // size), dtype=torch.uint8)
+    tensors = {"weight": packed, "weight_scale": scale}
+    shape, blocks = torch.Size((ROWS, COLUMNS)), {-1: size}
+    if by == "NVFP4":
+        whole = torch.tensor(0.00371)
+        tensors |= {"weight_scale": scale.view(torch.float8_e4m3fn), "weight_scale_2": whole}
+        read = NVFP4QTensor(shape, torch.bfloat16, packed).dequantize(
+            scale=tensors["weight_scale"], double_scale=whole, block_sizes=blocks
+        )
+    elif by == "MXFP4":
+        read = MXFP4QTensor(shape, torch.bfloat16, packed).dequantize(scale=scale, block_sizes=blocks)
+    else:
+        grouped = packed.reshape(1, ROWS, COLUMNS // size, size // 2)
+        read = convert_moe_packed_tensors(grouped, scale[None])[0].T
+    return {f"{BASE}.{k}": v for k, v in tensors.items()}, {"quant_method": "modelopt"}, read
+
+
+def gptq(version: str, bits: int, *, is_sorted: bool = False, of: str = "gptqmodel") -> Made:
+    """Every code and zero. GPTQModel adds one to every field of a word at once, AutoGPTQ field by field.
+
+    Both agree if no stored zero has its highest bit set, so AutoGPTQ gets no others.
+    """
+    size, groups = 128, COLUMNS // 128
+    zeros = words(groups, ROWS * bits // 32)
+    if of == "auto_gptq":
+        zeros &= 0x77777777
+    scales = (torch.rand(groups, ROWS) / 50).to(torch.float16)
+    order = (torch.randperm(COLUMNS) if is_sorted else torch.arange(COLUMNS)).to(torch.int32) // size
+    tensors = {"qweight": words(COLUMNS * bits // 32, ROWS), "qzeros": zeros, "scales": scales, "g_idx": order}
+    settings = {"quant_method": "gptq", "bits": bits, "group_size": size, "checkpoint_format": version}
+    settings["desc_act"] = is_sorted
+    return {f"{BASE}.{k}": v for k, v in tensors.items()}, settings, _read_gptq(of, version, bits, size, tensors)
+
+
+def _read_gptq(of: str, version: str, bits: int, size: int, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    if of == "auto_gptq":
+        layer = reader("auto_gptq.nn_modules.qlinear.qlinear_cuda", "auto_gptq").QuantLinear(
+            bits, size, COLUMNS, ROWS, bias=False
+        )
+        layer.load_state_dict(tensors)
+        found: torch.Tensor = layer(torch.eye(COLUMNS, dtype=torch.float16)).T
+        return found
+    layer = reader("gptqmodel.nn_modules.qlinear.torch", "gptqmodel", "gptqmodel.models").TorchLinear(
+        bits=bits, group_size=size, sym=False, desc_act=False, in_features=COLUMNS, out_features=ROWS, bias=False
+    )
+    layer.load_state_dict(tensors)
+    if version == "gptq":
+        reader("gptqmodel.utils.model").convert_gptq_v1_to_v2_format_module(layer, bits, torch.int32)
+    layer.post_init()
+    values: torch.Tensor = layer.dequantize_weight().T
+    return values
+
+
+def awq() -> Made:
+    """Every code and every zero, as AutoAWQ reads them."""
+    size, groups = 128, COLUMNS // 128
+    scales = (torch.rand(groups, ROWS) / 50).to(torch.float16)
+    tensors = {"qweight": words(COLUMNS, ROWS // 8), "qzeros": words(groups, ROWS // 8), "scales": scales}
+    read = reader("awq.utils.packing_utils", "awq").dequantize_gemm(*tensors.values(), 4, size).T
+    settings = {"quant_method": "awq", "bits": 4, "group_size": size, "version": "gemm", "zero_point": True}
+    return {f"{BASE}.{k}": v for k, v in tensors.items()}, settings, read
 
 
 def bits4(kind: str, *, nested: bool) -> Made:
@@ -100,8 +204,24 @@ KINDS: dict[str, Callable[[], Made]] = {
     "nvfp4-pack-quantized": lambda: compressed(
         "nvfp4-pack-quantized", _integers(4, type="float", strategy="tensor_group", group_size=16)
     ),
-    "FP8 E4M3": lambda: fp8(torch.float8_e4m3fn),
-    "FP8 E5M2": lambda: fp8(torch.float8_e5m2),
+    "float-quantized, one scale": lambda: compressed(
+        "float-quantized", _integers(8, type="float", strategy="tensor", group_size=None)
+    ),
+    "mxfp4-pack-quantized": lambda: compressed("mxfp4-pack-quantized", _integers(4, type="float", group_size=32)),
+    "NVFP4 of ModelOpt": lambda: fp4("NVFP4"),
+    "MXFP4 of ModelOpt": lambda: fp4("MXFP4"),
+    "MXFP4 as in gpt-oss": lambda: fp4("gpt-oss"),
+    "FP8 E4M3, blocks": lambda: fp8(torch.float8_e4m3fn, (ROWS // 128, COLUMNS // 128)),
+    "FP8 E5M2, blocks": lambda: fp8(torch.float8_e5m2, (ROWS // 128, COLUMNS // 128)),
+    "FP8 E4M3, one scale": lambda: fp8(torch.float8_e4m3fn, ()),
+    "FP8 E4M3, rows": lambda: fp8(torch.float8_e4m3fn, (ROWS, 1)),
+    "GPTQ, 4 bits": lambda: gptq("gptq", 4),
+    "GPTQ, 4 bits, sorted columns": lambda: gptq("gptq", 4, is_sorted=True),
+    "GPTQ, 8 bits": lambda: gptq("gptq", 8),
+    "GPTQ, 2 bits": lambda: gptq("gptq", 2),
+    "GPTQ, 4 bits, second version, sorted columns": lambda: gptq("gptq_v2", 4, is_sorted=True),
+    "GPTQ, 4 bits, sorted columns, by AutoGPTQ": lambda: gptq("gptq", 4, is_sorted=True, of="auto_gptq"),
+    "AWQ": awq,
     "NF4": lambda: bits4("nf4", nested=False),
     "NF4, scales in 8 bits": lambda: bits4("nf4", nested=True),
     "FP4": lambda: bits4("fp4", nested=False),
@@ -125,6 +245,8 @@ def main() -> int:
     """Print the number of differing values for each format; 1 if there are any."""
     wrong = 0
     for kind, make in KINDS.items():
+        if not all(word in kind for word in sys.argv[1:]):
+            continue
         count = differing(make())
         wrong += count
         print(f"{kind}: {count} of {ROWS * COLUMNS} values differ")

@@ -13,9 +13,9 @@ import gguf
 import numpy as np
 import pytest
 
-from quantize.errors import BadFile, CannotRead, IncompleteFile
+from quantize.errors import BadFile, CannotRead, IncompleteFile, MissingParts
 from quantize.files.gguf_file import LazyArray, Limits, ValueType, read_gguf, read_gguf_source
-from quantize.files.gguf_split import MissingParts, parse_split_name, read_gguf_model
+from quantize.files.gguf_split import parse_split_name, read_gguf_model
 from quantize.ggml_types import BLOCK_SIZES, GgmlType, bits_per_weight, row_bytes
 
 SPARK = Path("assets/models/spark-f16.gguf")

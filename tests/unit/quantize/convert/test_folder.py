@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.core.errors import reason_for
 from quantize.convert.folder import ConvertRequest, convert, prepare
-from quantize.errors import BadFile, BadWeights, IncompleteFile, UnsupportedModel
+from quantize.errors import BadFile, BadWeights, DiskFull, IncompleteFile, MissingParts, UnsupportedModel
 from quantize.files.gguf_file import read_gguf
 from quantize.plan.speed import model_spec
 
@@ -141,11 +142,11 @@ def test_shards_are_read_as_one(tmp_path, folder):
         np.array_equal(a.tensor_bytes(x), b.tensor_bytes(y)) for x, y in zip(a.tensors, b.tensors, strict=True)
     )
     (folder / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(IncompleteFile):
-        run(folder, tmp_path / "half.gguf")
-    (folder / "model.safetensors.index.json").unlink()
-    with pytest.raises(IncompleteFile, match="model-00002-of-00002"):
-        run(folder, tmp_path / "half.gguf")
+    for _ in range(2):  # with the index, and without it by the number in the name
+        with pytest.raises(MissingParts, match="1 parts are missing, the first is model-00002-of-00002") as caught:
+            run(folder, tmp_path / "half.gguf")
+        assert reason_for(caught.value).kind == "parts_missing"
+        (folder / "model.safetensors.index.json").unlink(missing_ok=True)
 
 
 def set_nan(tensors):
@@ -191,6 +192,34 @@ def odd_heads(tensors):
 
 def narrow(tensors):
     tensors["model.layers.1.mlp.up_proj.weight"] = np.zeros((768, 255), np.float16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"intermediate_size": 512}, r"blk\.0\.ffn_gate\.weight"),
+        ({"num_attention_heads": 8}, r"blk\.0\.attn_q\.weight"),
+        ({"num_key_value_heads": 4}, r"blk\.0\.attn_k\.weight"),
+    ],
+)
+@pytest.mark.native
+def test_sizes_that_are_not_those_of_the_weights_are_found_before_anything_is_written(
+    tmp_path, folder, changes, words
+):
+    edit_config(folder, **changes)
+    with pytest.raises(BadFile, match=f"config.json does not describe these weights.*{words}"):
+        run(folder, tmp_path / "out.gguf")
+    assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.native
+def test_a_full_disk_is_found_before_anything_is_written(tmp_path, folder, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=17_000_000))
+    with pytest.raises(DiskFull) as caught:
+        run(folder, tmp_path / "out.gguf")
+    assert caught.value.needed_bytes > 16_000_000
+    assert not (tmp_path / "out.gguf").exists()
 
 
 @pytest.mark.parametrize(

@@ -131,21 +131,24 @@ def fp4(size: int, name: str, *, divided: bool = False, multiplied: bool = False
     return tensors, {"quant_method": "modelopt"}, "BF16", value
 
 
-def gptq(version: str, *, shuffled: bool = False):
-    codes, zeros = rng().integers(0, 16, (ROWS, COLUMNS)), rng().integers(0, 15, (2, ROWS))
+def gptq(version: str, *, shuffled: bool = False, symmetric: bool = False, less_one: bool | None = None):
+    """Zeros in the version's way: 1 subtracted from every field of a word, or not."""
+    codes, zeros = rng().integers(0, 16, (ROWS, COLUMNS)), rng().integers(0, 16, (2, ROWS))
+    zeros = np.full_like(zeros, 8) if symmetric else zeros
+    less_one = version == "gptq" if less_one is None else less_one
     scales = rng().uniform(0.001, 0.02, (2, ROWS)).astype(np.float16)
     group = np.arange(COLUMNS) // 32
     group = rng().permutation(group) if shuffled else group
+    words = nibbles(zeros).view(np.uint32) - np.uint32(0x11111111 if less_one else 0)
     tensors: Stored = {
         f"{BASE}.qweight": ("I32", np.ascontiguousarray(nibbles(codes).T)),
-        f"{BASE}.qzeros": ("I32", nibbles(zeros)),
+        f"{BASE}.qzeros": ("I32", words.view(np.int32)),
         f"{BASE}.scales": ("F16", scales),
         f"{BASE}.g_idx": ("I32", group.astype(np.int32)),
     }
-    add = 0 if version == "gptq_v2" else 1
-    value = each(lambda r, c: np.float32(codes[r, c] - zeros[group[c], r] - add) * np.float32(scales[group[c], r]))
+    value = each(lambda r, c: np.float32(codes[r, c] - zeros[group[c], r]) * np.float32(scales[group[c], r]))
     settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": version}
-    return tensors, settings, "F16", value
+    return tensors, settings | ({"sym": True} if symmetric else {}), "F16", value
 
 
 def awq():
@@ -228,6 +231,8 @@ FORMATS = {
     "GPTQ": lambda: gptq("gptq"),
     "GPTQ, sorted columns": lambda: gptq("gptq", shuffled=True),
     "GPTQ, second version": lambda: gptq("gptq_v2"),
+    "GPTQ, symmetric": lambda: gptq("gptq", symmetric=True),
+    "GPTQ, symmetric, nothing subtracted": lambda: gptq("gptq", symmetric=True, less_one=False),
     "GPTQ, a layer with bits of its own": lambda: other_settings(gptq("gptq"), bits=8),
     "GPTQ of AutoRound": lambda: other_settings(
         gptq("gptq"), quant_method="auto-round", packing_format="auto_round:auto_gptq"
