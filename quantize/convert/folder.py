@@ -152,7 +152,7 @@ def _write_header(path: Path, raw: bytes, slots: list[TensorSlot]) -> None:
 def _check_header(source: Checkpoint, recipe: Recipe, qtype: GgmlType, out: Path) -> None:
     """Let llama.cpp load the header before the weights are written. `out` does not exist afterwards.
 
-    Raises: DiskFull. BadFile: the sizes of the weights are not those that config.json states.
+    Raises: DiskFull. BadFile: no model has these weights and this config.json, usually because sizes differ.
     """
     slots = [_slot(t, qtype) for t in recipe.tensors]
     raw = header(recipe.metadata, slots)
@@ -161,7 +161,7 @@ def _check_header(source: Checkpoint, recipe: Recipe, qtype: GgmlType, out: Path
         _write_header(out, raw, slots)
         check_loads(LoadCheck(path=out), lambda *_: None)
     except LoadFailed as error:
-        reason = f"config.json does not describe these weights: {error.reason}"
+        reason = f"llama.cpp refuses config.json with these weights: {error.reason}"
         raise BadFile(str(source.folder), reason) from error
     finally:
         out.unlink(missing_ok=True)

@@ -207,7 +207,7 @@ def test_sizes_that_are_not_those_of_the_weights_are_found_before_anything_is_wr
     tmp_path, folder, changes, words
 ):
     edit_config(folder, **changes)
-    with pytest.raises(BadFile, match=f"config.json does not describe these weights.*{words}"):
+    with pytest.raises(BadFile, match=f"llama.cpp refuses config.json with these weights.*{words}"):
         run(folder, tmp_path / "out.gguf")
     assert not (tmp_path / "out.gguf").exists()
 
