@@ -36,6 +36,7 @@ from app.db.store import (
     open_store,
 )
 from app.gui.application import Desktop
+from app.gui.markdown.document import warm_up
 from app.gui.server_link import ServerLink
 from engine.core.paths import user_paths
 
@@ -356,6 +357,7 @@ def main():
     desktop = Desktop(app, store, ServerLink())
     desktop.window.resize(1180, 760)
     desktop.window.show()
+    warm_up()  # as `Desktop.start` does soon after the window is shown
     QTest.qWait(300)
     if chosen.only == "all":
         results["stream_p99_ms"], results["stream_worst_ms"] = streaming(desktop)
