@@ -5,7 +5,7 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel, QPushButton
 
-from app.db import messages
+from app.db import conversations, messages
 from app.gui.chat.answer_stats import FactsLine
 from app.gui.chat.chat_transcript import PairWidget
 from app.gui.chat.page import ChatPage
@@ -120,3 +120,24 @@ def test_without_a_second_model_there_is_nothing_to_compare(qtbot, services, pag
     qtbot.waitUntil(lambda: not page.bar.compare.isEnabled())
     assert page.controller.second_model == ""
     assert not page.bar.second.isVisible()
+
+
+def test_a_chat_without_a_model_gets_the_one_of_the_chat_before_not_the_second_of_a_comparison(
+    qtbot, services, page, server
+):
+    """The comparison leaves its second model loaded, which makes it the server's default."""
+    compare(qtbot, page)
+    ask(qtbot, page)
+    first, second = server.models
+    server.models[:] = [
+        msgspec.structs.replace(first, default=False),
+        msgspec.structs.replace(second, default=True, state="loaded"),
+    ]
+    services.models.refresh()
+    qtbot.waitUntil(lambda: services.models.default == "other")
+    imported = services.store.submit(conversations.create, title="Imported").result()
+    services.store.submit(messages.add, imported.id, None, "user", "Hello").result()
+    page.open(imported.id)
+    qtbot.waitUntil(lambda: page.controller.conversation.id == imported.id)
+    qtbot.waitUntil(lambda: bool(page.controller.conversation.model))
+    assert page.controller.conversation.model == "spark"

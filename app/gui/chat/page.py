@@ -273,6 +273,7 @@ class ChatPage(QSplitter):
         self._take_options()
         self.save_draft()
         self._wanted_message = message_id
+        self._last_model = self.controller.conversation.model or self._last_model
         self.controller.open(conversation_id, message_id or None)
         self.sidebar.select(conversation_id)
 
@@ -337,12 +338,13 @@ class ChatPage(QSplitter):
         self._services.background.run(ask, show, lambda _: None, self, newest="collections")
 
     _wanted_message = 0
+    _last_model = ""  # of the chat that was shown before
 
     def _default_model(self) -> str:
         models, chosen = self._services.models, self._services.settings.now.text("chat.model")
         if chosen and (models.get(chosen) or not models.choices):
             return chosen
-        last = models.get(self.controller.conversation.model)
+        last = models.get(self.controller.conversation.model or self._last_model)
         return last.id if last is not None and last in models.partners else models.default
 
     def _on_sent(self, text: str, attachments: tuple[Attachment, ...]) -> None:
