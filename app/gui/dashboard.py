@@ -43,7 +43,8 @@ class DashboardPage(Page):
         self.table = PlainTable(services.theme, self.tr("Use by model"), columns, numbers=3, rows=6)
         self.add_section(self.tr("By model since the server started"), card(self.table, self._nothing()))
         name = self.tr("History of requests, newest first")
-        self.history = PlainTable(services.theme, name, requests.request_columns(), numbers=6, rows=10, wide=2)
+        columns, spare = requests.request_columns(), requests.SPARE_COLUMNS
+        self.history = PlainTable(services.theme, name, columns, numbers=6, rows=10, wide=2, spare=spare)
         self.add_section(self.tr("History of requests"), card(self.history, self._nothing()))
         self.content.addStretch(1)
         for table in (self.table, self.history):

@@ -3,14 +3,17 @@
 import msgspec
 import pytest
 from PySide6.QtCore import QSettings
-from PySide6.QtWidgets import QPushButton, QWidget
+from PySide6.QtWidgets import QApplication, QPushButton, QWidget
 
 from app.answer_facts import WebSource
+from app.gui.application import install_language
 from app.gui.chat.answer_stats import FactsLine
 from app.gui.documents.citations import SourcesCard
 from app.gui.library.model_card import spoken_name
+from app.gui.server.requests import SPARE_COLUMNS, request_columns
 from app.gui.widgets.basics import ElidedLabel, label
 from app.gui.widgets.flow import Flow
+from app.gui.widgets.plain_table import PlainTable
 from app.gui.widgets.splitter import keep_splitters, restore_splitters, saved_splitter
 from tests.gui.wire import SPARK
 
@@ -116,6 +119,32 @@ def test_the_list_of_chats_gives_way_to_a_panel_and_comes_back(qtbot, page):
     page.bar.tune_pressed.emit()
     page.bar.tune_pressed.emit()
     assert not page.sidebar.isVisible()
+
+
+@pytest.mark.parametrize("language", ["en", "de"])
+def test_a_name_in_a_table_is_whole_and_columns_go_for_it(qtbot, theme, language):
+    translator = install_language(QApplication.instance(), language)
+    table = PlainTable(theme, "Requests", request_columns(), numbers=6, wide=2, spare=SPARE_COLUMNS)
+    qtbot.addWidget(table)
+    name = "SmolLM2 135M Instruct"
+    cells = ["Tessera", "chat/completions", name, "03:04:08", "157", "0", "181", "1.4 s", "16.1", "12.6 s"]
+    hidden = []
+    table.resize(1200, 100)
+    table.show()
+    table.show_rows([cells])
+    for width in range(1200, 500, -20):
+        table.resize(width, 100)
+        item = table.item(0, 2)
+        whole = table.fontMetrics().horizontalAdvance(name) <= table.visualItemRect(item).width()
+        hidden.append([column for column in SPARE_COLUMNS if table.isColumnHidden(column)])
+        assert whole or hidden[-1] == [*SPARE_COLUMNS], width
+        assert all(cells[column] in table.item(0, 0).toolTip() for column in hidden[-1])
+    assert hidden[0] == []
+    assert hidden[-1] == [*SPARE_COLUMNS]
+    table.resize(1200, 100)
+    assert not any(table.isColumnHidden(column) for column in SPARE_COLUMNS)
+    if translator is not None:
+        QApplication.removeTranslator(translator)
 
 
 def test_a_source_that_has_too_little_width_is_cut_at_its_end(qtbot):

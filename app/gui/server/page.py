@@ -181,7 +181,13 @@ class ServerPage(Page):
         )
         self.add_section(self.tr("Connected programs"), card(self._nobody, self.programs))
         self.requests = PlainTable(
-            theme, self.tr("Requests, newest first"), requests.request_columns(), numbers=6, rows=8, wide=2
+            theme,
+            self.tr("Requests, newest first"),
+            requests.request_columns(),
+            numbers=6,
+            rows=8,
+            wide=2,
+            spare=requests.SPARE_COLUMNS,
         )
         self._none = label(self.tr("Requests appear here, without their contents."), "muted", wrap=True)
         self.add_section(self.tr("Requests"), card(self._none, self.requests))

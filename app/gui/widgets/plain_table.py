@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from PySide6.QtCore import Qt
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHeaderView, QSizePolicy, QTableWidget, QTableWidgetItem
 
 from app.gui.theme import Theme
@@ -11,13 +12,25 @@ _NARROWEST = 48
 
 
 class PlainTable(QTableWidget):
-    """Text left, numbers right. Column `wide` takes the remaining width."""
+    """Text left, numbers right. Column `wide` takes the remaining width.
+
+    Where it would be cut, the `spare` columns are hidden, in their order; the tooltip of the first cell has them.
+    """
 
     def __init__(
-        self, theme: Theme, name: str, columns: Sequence[str], *, numbers: int, rows: int = 8, wide: int = 0
+        self,
+        theme: Theme,
+        name: str,
+        columns: Sequence[str],
+        *,
+        numbers: int,
+        rows: int = 8,
+        wide: int = 0,
+        spare: Sequence[int] = (),
     ) -> None:
         super().__init__(0, len(columns))
-        self._theme, self._most, self._numbers = theme, rows, numbers
+        self._theme, self._most, self._numbers, self._spare = theme, rows, numbers, spare
+        self._columns = list(columns)
         self.setAccessibleName(name)
         self.setHorizontalHeaderLabels(list(columns))
         self.verticalHeader().hide()
@@ -45,6 +58,8 @@ class PlainTable(QTableWidget):
 
     def show_rows(self, rows: Sequence[Sequence[str]]) -> None:
         """Show these cells. Unchanged cells are not touched, which avoids flicker."""
+        if list(map(list, rows)) == self.texts():
+            return
         if self.rowCount() != len(rows):
             self.setRowCount(len(rows))
         for number, cells in enumerate(rows):
@@ -59,6 +74,30 @@ class PlainTable(QTableWidget):
                     item.setText(text)
                     item.setToolTip(text)
         self._fit()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Show as many columns as fit."""
+        super().resizeEvent(event)
+        self._fit_columns()
+
+    def _fit_columns(self) -> None:
+        if not self._spare:
+            return
+        self.setUpdatesEnabled(False)
+        for column in self._spare:  # a hidden one tells no width
+            self.setColumnHidden(column, False)
+        header = self.horizontalHeader()
+        widths = [max(self.sizeHintForColumn(n), header.sectionSizeHint(n)) for n in range(self.columnCount())]
+        excess = sum(widths) - self.viewport().width()
+        for column in self._spare:
+            self.setColumnHidden(column, excess > 0)
+            excess -= widths[column]
+        self.setUpdatesEnabled(True)
+        hidden = [column for column in self._spare if self.isColumnHidden(column)]
+        for row, cells in enumerate(self.texts()):
+            first = self.item(row, 0)
+            if first is not None:
+                first.setToolTip("\n".join([cells[0], *(f"{self._columns[n]}: {cells[n]}" for n in hidden)]))
 
     def texts(self) -> list[list[str]]:
         """The visible cells."""
@@ -79,3 +118,4 @@ class PlainTable(QTableWidget):
         self.verticalHeader().setDefaultSectionSize(line)
         shown = min(max(self.rowCount(), 1), self._most)
         self.setFixedHeight(self.horizontalHeader().sizeHint().height() + shown * line + 2 * self.frameWidth() + 2)
+        self._fit_columns()
