@@ -294,6 +294,7 @@ def stylesheet(
     """
     half = unit // 2
     line = max(3 * unit, round(_LINE * body))  # minimum control height: one line of text
+    mark = round(2 * unit * small / _SMALL)  # side of a check box
     tick = "tick-dark" if dark else "tick-light"
     return f"""
 QToolTip {{ background: {c["raised"]}; color: {c["text"]}; border: 1px solid {c["border"]}; padding: {half}px; }}
@@ -322,8 +323,8 @@ QToolButton:focus {{ border: 2px solid {c["accent"]}; padding: {half - 2}px; }}
 QToolButton::menu-indicator {{ image: none; }}
 QToolButton[kind="float"], QToolButton[kind="jump"] {{ background: {c["raised"]};
   border: 1px solid {c["border"]}; padding: {half}px; }}
-QToolButton[kind="jump"] {{ border-radius: {round(2 * unit * small / _SMALL)}px; }}
-QToolButton[kind="send"] {{ background: {c["accent"]}; border-radius: {round(2 * unit * small / _SMALL)}px; }}
+QToolButton[kind="jump"] {{ border-radius: {mark}px; }}
+QToolButton[kind="send"] {{ background: {c["accent"]}; border-radius: {mark}px; }}
 QToolButton[kind="send"]:disabled {{ background: {c["hover"]}; }}
 QToolButton[kind="nav"] {{ padding: {half}px; border-radius: {radius}px; color: {c["muted"]};
   font-size: {small}px; }}
@@ -377,6 +378,7 @@ QTreeView::branch:open:has-children {{ image: url("{icons}/chevron.svg"); }}
 QAbstractScrollArea::corner {{ background: transparent; border: none; }}
 QListView::item, QTreeView::item {{ border-radius: {radius - 2}px; padding: {half}px {unit}px;
   color: {c["text"]}; }}
+QTreeView::item {{ border-radius: 0; }}
 QListView::item:hover, QTreeView::item:hover {{ background: {c["hover"]}; }}
 QListView::item:selected, QTreeView::item:selected {{ background: {c["accent_soft"]}; color: {c["text"]}; }}
 QHeaderView {{ background: transparent; border: none; }}
@@ -447,15 +449,15 @@ QLabel[kind="chip-warn"] {{ background: {c["warn_soft"]}; color: {c["warn"]}; bo
   padding: 2px {unit}px; font-size: {small}px; }}
 QLabel[kind="chip-bad"] {{ background: {c["bad_soft"]}; color: {c["bad"]}; border-radius: {half + 4}px;
   padding: 2px {unit}px; font-size: {small}px; }}
-QListView::indicator {{ width: {2 * unit}px; height: {2 * unit}px; border: 1px solid {c["frame"]};
+QListView::indicator {{ width: {mark}px; height: {mark}px; border: 1px solid {c["frame"]};
   border-radius: {half}px; background: {c["raised"]}; }}
-QCheckBox::indicator {{ width: {2 * unit}px; height: {2 * unit}px; border: 1px solid {c["muted"]};
+QCheckBox::indicator {{ width: {mark}px; height: {mark}px; border: 1px solid {c["muted"]};
   border-radius: {half}px; background: {c["raised"]}; }}
 QCheckBox::indicator:checked, QListView::indicator:checked {{ background: {c["accent"]};
   border-color: {c["accent"]}; image: url("{icons}/{tick}.svg"); }}
 QCheckBox::indicator:focus {{ border: 2px solid {c["accent"]}; }}
 QCheckBox::indicator:disabled {{ border-color: {c["border"]}; background: {c["surface"]}; }}
-QCheckBox {{ spacing: {unit}px; min-height: {3 * unit}px; }}
+QCheckBox {{ spacing: {unit}px; min-height: {mark + unit}px; }}
 QTabBar::tab {{ background: transparent; color: {c["muted"]}; padding: {unit}px {2 * unit}px;
   border-bottom: 2px solid transparent; }}
 QTabBar::tab:selected {{ color: {c["text"]}; border-bottom: 2px solid {c["accent"]}; }}

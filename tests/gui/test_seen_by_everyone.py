@@ -25,6 +25,7 @@ from app.gui.about import About
 from app.gui.application import install_language
 from app.gui.chat.memory import MemoryDialog
 from app.gui.chat.tools_panel import AddServer
+from app.gui.code.files_panel import FileTree
 from app.gui.library.load_dialog import LoadDialog
 from app.gui.navigation import TabList
 from app.gui.shortcuts import ShortcutSheet
@@ -67,6 +68,9 @@ def test_every_text_reaches_what_wcag_aa_asks_for(dark, high):
     fields = ("background", "surface", "raised", "hover")
     low |= {("frame", ground) for ground in fields if contrast(colour("frame"), colour(ground)) < 3}
     low |= {(mark, ground) for mark in marks for ground in GROUNDS if contrast(colour(mark), colour(ground)) < 3}
+    if dark:  # tiles of a mosaic, and users of memory
+        tiles = [value for _, value in found.precision]
+        low |= {tile for tile in tiles if contrast(QColor(tile), colour("raised")) < 3}
     assert low == set()
     names = ("unit", "radius", "small", "body", "title", "dark")
     sheet = stylesheet(found.colours, "", **{name: getattr(found, name) for name in names})
@@ -97,6 +101,21 @@ def test_high_contrast_reaches_seven_to_one(dark):
     for ground in ("background", "surface", "raised"):
         for text in ("text", "muted", "accent", "link", "ok", "warn", "bad"):
             assert contrast(found.colour(ground), found.colour(text)) >= 7, (ground, text)
+
+
+def test_a_chosen_file_is_one_band_without_notches(qtbot, theme):
+    tree = FileTree(theme)
+    qtbot.addWidget(tree)
+    tree.resize(260, 160)
+    tree.show_paths(["tests/test_tides.py", "tides.py"], {"tests/test_tides.py": ("●", "has edits to review")})
+    tree.show()
+    tree.topLevelItem(0).setExpanded(True)
+    chosen = tree.topLevelItem(0).child(0)
+    tree.setCurrentItem(chosen)
+    row = tree.visualItemRect(chosen)
+    picture = tree.viewport().grab().toImage()
+    edge = {picture.pixelColor(x, row.top() + 1).name() for x in range(picture.width())}
+    assert edge == {theme.tokens.colour("accent_soft").name()}
 
 
 def test_contrast_changes_live(desktop):

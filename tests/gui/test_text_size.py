@@ -2,7 +2,7 @@
 
 import pytest
 from PySide6.QtCore import QDate
-from PySide6.QtWidgets import QApplication, QLabel
+from PySide6.QtWidgets import QApplication, QCheckBox, QLabel, QStyle
 
 from app.gui import formatted
 from app.gui.application import install_language
@@ -72,7 +72,16 @@ def test_icons_and_their_controls_follow_the_size_of_the_text_both_ways(qtbot, t
     for widget in (composer, tree, connect):
         qtbot.addWidget(widget)
     glyph = next(made for made in connect.findChildren(QLabel) if made.property("kind") == "glyph")
-    sides = (composer._send.width, lambda: tree.iconSize().width(), glyph.width)
+    box = QCheckBox("Delete the original afterwards")
+    qtbot.addWidget(box)
+    box.show()
+    indicator = QStyle.PixelMetric.PM_IndicatorWidth
+    sides = (
+        composer._send.width,
+        lambda: tree.iconSize().width(),
+        glyph.width,
+        lambda: box.style().pixelMetric(indicator, None, box) - 2,  # without its frame
+    )
     before = [side() for side in sides]
     theme.set("light", 150)
     assert [side() for side in sides] == [1.5 * side for side in before]

@@ -284,6 +284,7 @@ class MessageWidget(ColumnItem):
     def _build_answer(self, title: str) -> None:
         message = self.message
         self._title = label(title, "small")
+        self._title.setContentsMargins(0, 0, 0, self._theme.tokens.unit // 2)
         self._column.addWidget(self._title)
         self._title.setHidden(not title)  # imported answers name no model
         self._reasoning_layout = QVBoxLayout()
@@ -321,7 +322,7 @@ class MessageWidget(ColumnItem):
             actions.addStretch(1)
         elif facts:
             actions.addSpacing(self._theme.tokens.unit)
-            shown = " · ".join(facts).replace(" %", "\u00a0%")  # a number and its unit stay together
+            shown = " · ".join(fact.replace(" ", "\u00a0") for fact in facts)  # lines break between facts only
             actions.addWidget(label(shown, "small", wrap=True), 1)
         else:
             actions.addStretch(1)

@@ -56,7 +56,7 @@ class Transcript(QScrollArea):
         view = MarkdownView(self._theme)
         view.fit_width(self._width())
         self._views.append(view)
-        self._layout.addLayout(stack(*((label(model, "small"),) if model else ()), view, spacing=4))
+        self._layout.addLayout(stack(*((label(model, "small"),) if model else ()), view, spacing=8))
         self._layout.addWidget(self._phase)
         self._phase.begin(time.monotonic())
         self._stick = True
