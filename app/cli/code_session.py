@@ -338,7 +338,7 @@ class CodeSession:
 
 
 def _prompt_for_consent(request: ConsentRequest) -> Decision:
-    echo(f"\n{shown_text(request.title)}", bold=True)
+    echo(f"\n{shown_text(str(request.title))}", bold=True)
     echo(shown_text(request.detail))
     if request.warning:
         echo(shown_text(request.warning), fg="yellow")

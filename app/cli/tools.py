@@ -189,7 +189,7 @@ def forget_command(key: str) -> None:
 
 def ask_person(request: "ConsentRequest") -> "ToolDecision":
     """Prompt for consent before a tool is used; the answer is "no" if stdin is not a terminal."""
-    echo(f"\n{shown_text(request.title)}", bold=True, err=True)
+    echo(f"\n{shown_text(str(request.title))}", bold=True, err=True)
     echo(shown_text(request.detail), err=True)
     if request.warning:
         echo(shown_text(request.warning), fg="yellow", err=True)

@@ -20,6 +20,7 @@ from app.gui.widgets.basics import Banner
 from app.setting import SettingsError, Value
 from engine.api.chat import REMOTE, ModelRow
 from engine.api.hub import Proposal, Starters
+from engine.api.machine import Machine
 from engine.api.models import EffectiveValue
 
 T = TypeVar("T")
@@ -93,6 +94,7 @@ class Models(QObject):
         self._background = background
         self.choices: tuple[ModelChoice, ...] = ()
         self.starters = Starters(proposals=())  # recommended models, identical on every page
+        self.machine: Machine | None = None  # its devices, as the server told them last
         self.reachable = False
         self._timer = QTimer(self, interval=3000)
         self._timer.timeout.connect(self._poll)

@@ -100,6 +100,11 @@ def pages(number: int) -> str:
     return _tr("1 page") if number == 1 else _tr("{n} pages").format(n=whole(number))
 
 
+def threads(number: int) -> str:
+    """Format a number of threads, for example "12 threads"."""
+    return _tr("1 thread") if number == 1 else _tr("{n} threads").format(n=whole(number))
+
+
 def duration(seconds: float | None) -> str:
     """Format a duration, for example "40 s", "3 min" or "1 h 20 min"."""
     return plain.duration(seconds, decimal, _tr)

@@ -92,6 +92,11 @@ def translated(reason: object, english: str = "") -> str:
         return formatted.without_ticks(english)
 
 
+def exact(text: Reason | str) -> str:
+    """The translated sentence of a reason with its values as they are, or the text itself."""
+    return _TRANSLATED.sentence(text) if isinstance(text, Reason) else text
+
+
 # Server errors in the window's language.
 
 
@@ -106,6 +111,11 @@ def error_message(error: BaseException) -> str:
         return formatted.sentence(words.format(name=error.name, why=_known_text(error.reason)))
     facts = error.facts if isinstance(error, ApiError) else {}
     return formatted.sentence(translated(facts.get("detail"), describe(error)))
+
+
+def answer_awaited() -> str:
+    """Why a page shows nothing yet."""
+    return QCoreApplication.translate("reasons", "This appears as soon as the server answers.")
 
 
 def failure_of(job: Job) -> str:

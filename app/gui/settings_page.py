@@ -44,6 +44,7 @@ _AT_ZERO = {
     "models.max_loaded": "As many as fit",
     "cache.prefix_mib": "None",
 }
+_CHOICES = {"mains": "When plugged in"}  # words of choices that do not explain themselves
 _TEST_LANGUAGE = "pseudo"  # finds texts that do not fit; not a language for users
 
 
@@ -188,7 +189,7 @@ class SettingsPage(Page):
         if setting.name.endswith(".language") and len(name) == _CODE:
             own_name = QLocale(name).nativeLanguageName().partition(" ")
             return own_name[-1] or own_name[0]
-        return name if name in CACHE_TYPES else self.tr(name.capitalize())
+        return name if name in CACHE_TYPES else self.tr(_CHOICES.get(name, name.capitalize()))
 
     def _model_editor(self, value: str) -> QWidget:
         """Combo box of the available models. A chosen model that is missing stays selected."""

@@ -12,6 +12,7 @@ from app.tools.mcp_config import McpServerConfig
 from app.tools.types import ToolSpec, shown_argv, shown_line
 from engine.core.json_store import JsonStore, with_row
 from engine.core.paths import Paths, user_paths
+from engine.message_catalog.reasons import Reason, because
 
 ConsentKind = Literal["edit", "run", "mcp", "mcp server", "tool"]
 # "session": the same action may be repeated without a prompt until the session ends.
@@ -22,16 +23,21 @@ ToolDecision = Literal["no", "once", "chat", "always", "never"]
 
 @dataclass(frozen=True, kw_only=True)
 class ConsentRequest:
-    """`detail` is the complete action (diff, argv or arguments); `warning` is what needs attention.
+    """`detail` is the complete action (diff, argv or arguments); `warnings` are what needs attention.
 
     Two requests with the same `key` are the same action.
     """
 
     kind: ConsentKind
-    title: str
+    title: Reason | str
     detail: str
     key: str
-    warning: str | None = None
+    warnings: tuple[Reason | str, ...] = ()
+
+    @property
+    def warning(self) -> str:
+        """The warnings in English; empty if there are none."""
+        return " ".join(map(str, self.warnings))
 
 
 Ask = Callable[[ConsentRequest], Decision]
@@ -88,8 +94,7 @@ class ToolConsent:
         if (request.key, fingerprint) in self._for_chat:
             return True
         if stored is not None or any(key == request.key for key, _ in self._for_chat):
-            changed = "It is not what you allowed before: its description, arguments or command changed."
-            request = replace(request, warning=f"{changed} {request.warning or ''}".strip())
+            request = replace(request, warnings=(because("tool_changed"), *request.warnings))
         decision = self.ask(request)
         if decision == "chat":
             self._for_chat.add((request.key, fingerprint))
@@ -115,18 +120,18 @@ def start_request(config: McpServerConfig) -> ConsentRequest:
         sends = ", ".join(config.headers)
         return ConsentRequest(
             kind="mcp server",
-            title=shown_line(f"Connect to the MCP server {config.name}"),
+            title=because("connect_to_mcp_server", name=shown_line(config.name)),
             detail=shown_line(config.url),
             key=f"mcp server:{config.name}",
-            warning=shown_line(f"It gets these headers: {sends}") if sends else None,
+            warnings=(because("server_gets_headers", names=shown_line(sends)),) if sends else (),
         )
     gets = ", ".join(config.env)
     return ConsentRequest(
         kind="mcp server",
-        title=shown_line(f"Start the MCP server {config.name}"),
+        title=because("start_mcp_server", name=shown_line(config.name)),
         detail=shown_argv(config.argv),
         key=f"mcp server:{config.name}:{shown_argv(config.argv)}",
-        warning=shown_line(f"It gets these variables: {gets}") if gets else None,
+        warnings=(because("server_gets_variables", names=shown_line(gets)),) if gets else (),
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from engine.message_catalog.dispatch import CHECKS, COMMANDS, DISPATCH, FIT, OPTIONS
 from engine.message_catalog.documents import DOCUMENTS
-from engine.message_catalog.errors import ERRORS, SERVER
+from engine.message_catalog.errors import CONSENT, ERRORS, SERVER
 from engine.message_catalog.library import LIBRARY
 from engine.message_catalog.reasons import Reason
 from engine.message_catalog.runner import BENCH, ENERGY, PROVIDERS, RUNNER
@@ -14,7 +14,7 @@ from engine.message_catalog.upstreams import REMOTES, UPSTREAMS
 
 TEMPLATES: Final = {
     **DISPATCH, **CHECKS, **FIT, **OPTIONS, **RUNNER, **PROVIDERS, **LIBRARY, **DOCUMENTS, **REMOTES, **UPSTREAMS,
-    **ENERGY, **BENCH, **SERVER, **ERRORS,
+    **ENERGY, **BENCH, **SERVER, **ERRORS, **CONSENT,
 }  # fmt: skip
 # Format specifications for bytes: the first includes the unit, the second omits it.
 AMOUNTS: Final = ("bytes", "plain_bytes")

@@ -1,4 +1,4 @@
-"""Sentences of errors, of models and of the server: what happened, the numbers, and what to do next."""
+"""Sentences of errors, of models and of the server: what happened, the numbers, and what to do next; of consent too."""
 
 from typing import Final
 
@@ -45,6 +45,32 @@ ERRORS: Final = {
     "mib": "{mib} MiB",
     "part_missing": "This needs the part {part!r} of Tessera, which is not installed here. In the folder of Tessera's sources, run: pip install '.[{part}]' (python3 start.py installs all parts).",
     "out_of_resources": "The system has no more {what} at the moment; try again later.",
+}
+
+
+# Questions for consent: what a model's tool or a command would do, and what needs attention.
+CONSENT: Final = {
+    "start_mcp_server": "Start the MCP server {name}",
+    "connect_to_mcp_server": "Connect to the MCP server {name}",
+    "server_gets_headers": "It gets these headers: {names}",
+    "server_gets_variables": "It gets these variables: {names}",
+    "tool_changed": "It is not what you allowed before: its description, arguments or command changed.",
+    "change_file": "Change {path}",
+    "create_file": "Create {path}",
+    "delete_file": "Delete {path}",
+    "move_file": "Move {path} to {to}",
+    "uncommitted_file": "The file has uncommitted changes that are not from here.",
+    "uncommitted_unknown": "Whether the file has uncommitted changes is not known: {why}",
+    "run_command": "Run a command in the project folder",
+    "run_command_in_sandbox": "Run a command in the project folder, in a sandbox",
+    "no_sandbox": "No sandbox: {why}. It can do whatever you can.",
+    "wants_network": "It asks for the network.",
+    "wants_home": "It asks for your home folder, to read and to write.",
+    "wants_network_and_home": "It asks for the network and your home folder, to read and to write.",
+    "weak_sandbox": "Landlock of this kernel keeps files and network from it, but it can end other programs of yours.",
+    "command_invisible": "The command holds invisible characters; they are spelled out.",
+    "command_is_shell": "The command runs a shell or another user's rights: read what it is told to do.",
+    "command_outside": "It names places outside the project: {places}.",
 }
 
 

@@ -46,6 +46,16 @@ def test_a_file_that_cannot_be_read_is_named(qtbot, tmp_path, page):
     assert "missing.txt" in page.banner.text
 
 
+def test_an_empty_file_is_named_and_not_attached(qtbot, tmp_path, page):
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    page.composer.attach([str(empty)])
+    qtbot.waitUntil(page.banner.isVisible)
+    assert "empty.txt" in page.banner.text
+    assert "it is empty" in page.banner.text
+    assert page.composer.attachments == []
+
+
 def test_drafts_survive_switching_and_restarting(qtbot, services, page):
     ask(qtbot, page, "First chat")
     first = page.controller.conversation.id

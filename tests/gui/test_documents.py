@@ -14,6 +14,7 @@ from app.gui.documents.citations import GroundsCard, PageDialog
 from app.gui.documents.page import DocumentsPage
 from engine.api.collections import Collection, Collections, PageText
 from engine.library.recommended_models import starter_repo
+from engine.message_catalog.reasons import because
 from tests.gui.hands import press, texts
 
 SEA = {
@@ -82,13 +83,14 @@ def test_a_card_names_the_other_servers_that_get_the_text(services, server, show
 
 
 def test_a_model_that_finds_by_meaning_is_offered_where_there_is_none(services, server, show, qtbot):
-    read = {**SEA, "state": "ready", "embedded": 0}
+    read = {**SEA, "state": "ready", "embedded": 0, "problem_details": [because("no_embedding_model")]}
     server.routes["GET", "/tessera/v1/collections"] = msgspec.convert({"collections": [read]}, Collections)
     page = show(DocumentsPage(services))
     qtbot.waitUntil(
         lambda: any(made.text() == "Download" and made.isVisible() for made in page.findChildren(QPushButton))
     )
     assert "Find passages by meaning" in words_in(page)
+    assert "Only keywords are searched" not in words_in(page), "the offer says it"
     with qtbot.waitSignal(page.model_wanted) as told:
         press(page, "Download")
     assert starter_repo(told.args[0]) == "second-state/All-MiniLM-L6-v2-Embedding-GGUF"

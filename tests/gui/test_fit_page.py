@@ -45,7 +45,7 @@ def test_the_slider_forecasts_live_and_starts_a_job(qtbot, fit, server):
         job(JobKind.QUANTIZE, title="Spark", progress=Progress(phase="measure", done=400, total=1000)),
     )
     fit.slider.setValue(500)
-    qtbot.waitUntil(lambda: "Estimated loss: " in texts(fit))
+    qtbot.waitUntil(lambda: "Estimated loss of quality: " in texts(fit))
     budget = fit.budget_bytes
     qtbot.waitUntil(lambda: any((b or {}).get("budget_bytes") == budget for _, _, b in server.requests))
     qtbot.waitUntil(fit.start.isEnabled)
@@ -245,17 +245,17 @@ def test_the_report_is_shown_and_leads_to_a_chat(qtbot, fit):
 
 
 def test_a_guess_is_a_range_without_praise_and_a_measurement_replaces_it(qtbot, fit, server):
-    qtbot.waitUntil(lambda: fit._range[1] and "Estimated loss: " in texts(fit))
+    qtbot.waitUntil(lambda: fit._range[1] and "Estimated loss of quality: " in texts(fit))
     said = texts(fit)
     assert "hardly any" not in said
     assert "From other models, not from this one" in said
     size = fit.budget_bytes
     shown(fit, quantize_report(size, 0.0668, 0.130), model="spark-5")
     qtbot.waitUntil(lambda: "Measured loss of quality: large (0.0668)" in texts(fit))
-    assert "Estimated loss" not in texts(fit)
+    assert "Estimated loss of quality" not in texts(fit)
     assert 0.0668 in [round(10**loss, 4) for _, loss in fit.plan_view.plot._points]
     fit.slider.setValue(fit.slider.value() + 200)
-    qtbot.waitUntil(lambda: "Estimated loss: " in texts(fit))
+    qtbot.waitUntil(lambda: "Estimated loss of quality: " in texts(fit))
 
 
 def test_a_quick_test_of_the_model_narrows_the_range(qtbot, fit, server):
@@ -273,13 +273,13 @@ def test_a_quick_test_of_the_model_narrows_the_range(qtbot, fit, server):
     running = job(JobKind.MEASURE, title="Quick test of Spark")
     server.routes["POST", "/tessera/v1/quantize/quick-test"] = lambda _body: (202, running)
     fit._forecast()
-    qtbot.waitUntil(lambda: "Estimated loss: 0.0031 to 0.1300" in texts(fit))
+    qtbot.waitUntil(lambda: "Estimated loss of quality: 0.0031 to 0.1300" in texts(fit))
     press(fit.chips, "Test this model")
     qtbot.waitUntil(lambda: ("POST", "/tessera/v1/quantize/quick-test", {"model": "spark"}) in server.requests)
     tested["spark"] = True
     done = msgspec.structs.replace(running, state="done", updated_at=time.time() + 1)
     fit._jobs._on_jobs([done])
-    qtbot.waitUntil(lambda: "Estimated loss: 0.0100 to 0.0400" in texts(fit))
+    qtbot.waitUntil(lambda: "Estimated loss of quality: 0.0100 to 0.0400" in texts(fit))
     assert "From a quick test of this model" in texts(fit)
     assert "Test this model" not in texts(fit)
 

@@ -9,6 +9,9 @@ from PySide6.QtCore import QLocale, QTranslator
 from PySide6.QtWidgets import QApplication, QLabel
 
 from app.gui.application import install_language, texts_of
+from app.gui.chat.tools_side import ToolConsentCard
+from app.tools.consent import start_request
+from app.tools.mcp_config import McpServerConfig
 from engine.message_catalog import AMOUNTS, CHECKS, TEMPLATES, sentence
 from engine.message_catalog.reasons import Reason, because
 from tests.gui.translatable import ROOT, every_text
@@ -44,6 +47,14 @@ def german(qapp):
         qapp.removeTranslator(made)
         made.deleteLater()
     QLocale.setDefault(before)
+
+
+def test_a_question_for_consent_is_german_and_keeps_the_name(qtbot, german, theme):
+    card = ToolConsentCard(theme)
+    qtbot.addWidget(card)
+    card.ask(start_request(McpServerConfig("wind`y", ("uvx", "weather"), env={"TOKEN": "1"})))
+    assert card.title.text() == "Den MCP-Server wind`y starten"
+    assert card.warning.text() == "Er bekommt diese Variablen: TOKEN"
 
 
 def test_the_pages_speak_german_and_write_numbers_so(qtbot, german, desktop):

@@ -1,5 +1,6 @@
 """Devices, dashboard, server, settings and the first run, against a server on loopback."""
 
+import threading
 import time
 from types import SimpleNamespace
 
@@ -12,8 +13,10 @@ from app.gui.chat.welcome import Welcome
 from app.gui.dashboard import DashboardPage
 from app.gui.devices.facts import live_facts, plain_summary, pool_shares, summary
 from app.gui.devices.page import DevicesPage, placement_card
+from app.gui.documents.page import DocumentsPage
 from app.gui.jobs import Jobs
 from app.gui.library.hub_tab import HubTab
+from app.gui.library.page import LibraryPage
 from app.gui.quantize.page import FitPage
 from app.gui.server.page import ServerPage
 from app.gui.settings_page import SettingsPage
@@ -23,6 +26,7 @@ from app.gui.widgets.time_plot import TimePlot
 from app.settings import SETTINGS, load
 from app.suggestions import FOR_A_MODEL
 from engine.api.chat import ModelRow
+from engine.api.collections import Collections
 from engine.api.hub import Proposal, Starters
 from engine.api.library import Models
 from engine.api.machine import (
@@ -111,6 +115,38 @@ def test_devices_show_state_reason_fix_and_who_holds_the_memory(qtbot, show, ser
     qtbot.waitUntil(lambda: "is answering. It is loaded on gpu0/vulkan when the last" in page.banner.text)
 
 
+def test_no_page_is_blank_while_its_answer_is_awaited(qtbot, show, services, server):
+    """Devices shows what is known already; Documents and Library say that something comes."""
+    asked = ("/tessera/v1/devices", "/tessera/v1/ledger", "/tessera/v1/collections", "/tessera/v1/models")
+    answers = (MACHINE, LEDGER, Collections(collections=()), Models(models=()))
+    held = threading.Event()
+
+    def late(answer):
+        def wait(_body):
+            held.wait(60)
+            return answer
+
+        return wait
+
+    for path, answer in zip(asked, answers, strict=True):
+        server.routes["GET", path] = late(answer)
+    services.models.machine = MACHINE
+    awaited = "This appears as soon as the server answers."
+    try:
+        devices, documents = show(DevicesPage(services, SimpleNamespace(by_id={}))), show(DocumentsPage(services))
+        library = show(LibraryPage(services, Jobs(server.api, services.background, services.models)))
+        for page in (devices, documents, library):
+            assert awaited in texts(page), page.title.text()
+        assert "RX 9070" in texts(devices)
+    finally:
+        held.set()
+    qtbot.waitUntil(lambda: "10.0 GiB free of 24.0 GiB" in texts(devices))
+    qtbot.waitUntil(lambda: "No folders yet" in texts(documents) and "No models yet" in texts(library))
+    for page in (devices, documents, library):
+        assert awaited not in texts(page)
+    library._jobs.stop()
+
+
 def test_a_pinned_model_says_so_and_can_be_let_go(qtbot):
     wanted = []
     placed = placement((fact("one"),), load={"n_threads": 1})
@@ -162,7 +198,7 @@ def test_what_a_device_does_now_in_words():
 
 
 def test_the_machine_in_one_sentence():
-    assert summary(MACHINE) == "EPYC, 24.0 GiB for models: up to about 36.7 B parameters at 4 bits."
+    assert summary(MACHINE) == "EPYC, 24.0 GiB for models: up to about 37 billion parameters."
     assert "not been checked yet" in summary(machine())
     fits = "This computer runs models of up to about 37 billion parameters."
     assert plain_summary(MACHINE) == f"{fits}\nRX 9070 is not used; the page System says why."

@@ -16,6 +16,11 @@ from engine.library.errors import HubUnreachable
 from tests.gui.test_seen_by_everyone import luminance
 
 
+def test_one_thread_is_no_plural():
+    assert formatted.threads(1) == "1 thread"
+    assert formatted.threads(2) == "2 threads"
+
+
 def test_one_file_is_no_plural():
     assert (formatted.files(1), formatted.files(2), formatted.versions(1)) == ("1 file", "2 files", "1 version")
 

@@ -18,7 +18,7 @@ from app.gui.quantize.page import _CACHE_NAMES, _GATES, _TEXTS, _TIERS
 from app.gui.quantize.report import _MEASURES
 from app.gui.reasons import SYSTEM_TEXTS
 from app.gui.server.page import SNIPPETS
-from app.gui.settings_page import _AT_ZERO
+from app.gui.settings_page import _AT_ZERO, _CHOICES
 from app.gui.shortcuts import SHORTCUTS
 from app.settings import SETTINGS
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
@@ -63,7 +63,7 @@ def tables():
     found = {text for row in SETTINGS for text in (row.title, row.description, row.group)}
     # Languages have their own names.
     choices = {name for row in SETTINGS for name in row.choices if len(name) > 2} - CACHE_TYPES.keys()
-    found |= {name.capitalize() for name in choices}
+    found |= {_CHOICES.get(name, name.capitalize()) for name in choices}
     found |= set(_AT_ZERO.values())
     found |= {text for knob in KNOBS for text in (knob.title, knob.description, knob.group)}
     found |= {*KINDS.values(), *PARTS.values(), *_CAN.values(), *(words for words, _ in _STATES.values())}

@@ -32,6 +32,7 @@ from devices import landlock, syscall_filter
 from devices.child_command import child_command
 from devices.landlock import SYSTEM_FOLDERS
 from devices.programs import installed_program
+from engine.message_catalog.reasons import Reason, because
 
 # Files that name programs in a repository, or refer to another place for such names. Source: git,
 # gitrepository-layout.
@@ -71,11 +72,11 @@ def missing() -> str | None:
     return None if lacking is None or landlock.version() else lacking
 
 
-def weakness() -> str | None:
+def weakness() -> Reason | None:
     """Describe what this computer's sandbox lacks compared with bubblewrap; None if nothing."""
     if without_bubblewrap() is None or landlock.version() >= landlock.SCOPED_VERSION:
         return None
-    return "Landlock of this kernel keeps files and network from it, but it can end other programs of yours."
+    return because("weak_sandbox")
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from app.tools.consent import Consent, ConsentRequest
 from app.tools.types import ToolOutcome, ToolRefused, ToolSpec, shown_argv, shown_line, shown_text
 from devices.errors import TesseraError
 from devices.msgspec_lock import learned
+from engine.message_catalog.reasons import Reason, because
 
 _MAX_LINES = 400
 _MAX_RESULT_CHARS = 24_000
@@ -427,14 +428,21 @@ class Toolbox:
             )
         )
         to = next((hunk.to for hunk in hunks if hunk.to is not None), None)
-        verb = "Delete" if is_deleted else "Move" if to else "Change" if file.before else "Create"
+        path = shown_line(file.path)
+        title = because("change_file", path=path) if file.before else because("create_file", path=path)
+        key = f"edit:{file.path}"
+        # Permission to edit a file during the session does not include moving or deleting it.
+        if is_deleted:
+            title, key = because("delete_file", path=path), f"Delete:{file.path}:{to}"
+        elif to:
+            title, key = because("move_file", path=path, to=shown_line(to)), f"Move:{file.path}:{to}"
+        warning = self._edits.warning(file.path)
         request = ConsentRequest(
             kind="edit",
-            title=shown_line(f"{verb} {file.path}" + (f" to {to}" if to else "")),
+            title=title,
             detail=shown_text(diff),
-            # Permission to edit a file during the session does not include moving or deleting it.
-            key=f"edit:{file.path}" if verb in {"Change", "Create"} else f"{verb}:{file.path}:{to}",
-            warning=self._edits.warning(file.path),
+            key=key,
+            warnings=(warning,) if warning is not None else (),
         )
         if self._consent.remembers(request):
             self._on_event(Edited(file.path, diff))
@@ -456,10 +464,10 @@ class Toolbox:
             openings = None
         request = ConsentRequest(
             kind="run",
-            title="Run a command in the project folder" + (", in a sandbox" if openings else ""),
+            title=because("run_command_in_sandbox") if openings else because("run_command"),
             detail=shown_argv(arguments.argv),
             key="run:" + json.dumps([arguments.argv, arguments.network, arguments.home]),
-            warning=" ".join(filter(None, (_warning_for(arguments.argv), _reach(openings, lacking)))) or None,
+            warnings=(*_warnings_for(arguments.argv), *_reach(openings, lacking)),
         )
         if not self._consent.given(request):
             raise ToolRefused("The person declined this command.")
@@ -496,26 +504,28 @@ class Toolbox:
         return ToolOutcome("The plan is shown.")
 
 
-def _reach(openings: sandbox.SandboxPermissions | None, lacking: str | None) -> str | None:
-    """Describe what the command can access beyond the project folder; None if nothing."""
+def _reach(openings: sandbox.SandboxPermissions | None, lacking: str | None) -> tuple[Reason, ...]:
+    """What the command can access beyond the project folder."""
     if openings is None:
-        return f"No sandbox: {lacking}. It can do whatever you can."
-    reached = []
-    if openings.network:
-        reached.append("the network")
-    if openings.home:
-        reached.append("your home folder, to read and to write")
-    asks = f"It asks for {' and '.join(reached)}." if reached else None
-    return " ".join(filter(None, (asks, sandbox.weakness()))) or None
+        return (because("no_sandbox", why=lacking),)
+    weak = sandbox.weakness()
+    asked = None
+    if openings.network and openings.home:
+        asked = because("wants_network_and_home")
+    elif openings.network:
+        asked = because("wants_network")
+    elif openings.home:
+        asked = because("wants_home")
+    return tuple(reason for reason in (asked, weak) if reason is not None)
 
 
-def _warning_for(argv: Sequence[str]) -> str | None:
-    """A warning about a suspicious command line; None if there is nothing to warn about."""
+def _warnings_for(argv: Sequence[str]) -> tuple[Reason, ...]:
+    """A warning about a suspicious command line, if it is one."""
     outside = [w for w in argv[1:] if w.startswith(("/", "~")) or ".." in w.split("/")]
     if any(not word.isprintable() for word in argv):
-        return "The command holds invisible characters; they are spelled out."
+        return (because("command_invisible"),)
     if argv[0].rsplit("/", 1)[-1] in {"sh", "bash", "zsh", "cmd", "powershell", "sudo", "eval"}:
-        return "The command runs a shell or another user's rights: read what it is told to do."
+        return (because("command_is_shell"),)
     if outside:
-        return f"It names places outside the project: {', '.join(outside[:3])}."
-    return None
+        return (because("command_outside", places=", ".join(outside[:3])),)
+    return ()

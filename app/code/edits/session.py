@@ -19,6 +19,7 @@ from app.code.errors import (
 )
 from app.code.workspace import TextFile, Workspace
 from devices.errors import TesseraError
+from engine.message_catalog.reasons import Reason, because
 
 _MADE = frozenset({"create", "whole"})
 
@@ -280,15 +281,15 @@ class EditSession:
             )
         return changes
 
-    def warning(self, path: str) -> str | None:
+    def warning(self, path: str) -> Reason | None:
         """Warning to show before a file is written; None if there is none."""
         sha = self._sha_now(path)
         try:
             if sha is None or path not in self._uncommitted() or self._journal.wrote(path, sha):
                 return None
         except GitFailed as error:
-            return f"Whether the file has uncommitted changes is not known: {error}"
-        return "The file has uncommitted changes that are not from here."
+            return because("uncommitted_unknown", why=str(error))
+        return because("uncommitted_file")
 
     @property
     def can_undo(self) -> bool:

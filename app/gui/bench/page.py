@@ -373,8 +373,11 @@ class BenchPage(Page):
         self.table.setRowCount(len(self._results))
         for line, result in enumerate(self._results):
             points = sorted(result.points, key=lambda p: p.length)
-            settings = self.tr("{backend}, {n} threads, cache {cache}, ubatch {ubatch}").format(
-                backend=result.backend, n=result.threads, cache=result.type_k, ubatch=result.n_ubatch
+            settings = self.tr("{backend}, {threads}, cache {cache}, ubatch {ubatch}").format(
+                backend=result.backend,
+                threads=formatted.threads(result.threads),
+                cache=result.type_k,
+                ubatch=result.n_ubatch,
             )
             cells = [
                 formatted.moment(result.started_at),
@@ -436,8 +439,8 @@ class BenchPage(Page):
             control.setEnabled(bool(self.selected))
 
     def _name(self, result: BenchResult) -> str:
-        text = self.tr("{model}, {n} threads, {moment}")
-        return text.format(model=result.model, n=result.threads, moment=formatted.moment(result.started_at))
+        facts = (result.model, formatted.threads(result.threads), formatted.moment(result.started_at))
+        return ", ".join(facts)
 
     def _save(self, kind: str) -> None:
         name, _ = QFileDialog.getSaveFileName(self, self.tr("Save"), f"measured.{kind}", f"*.{kind}")

@@ -468,14 +468,14 @@ class AddServer(QDialog):
         self.json = QPlainTextEdit(placeholderText='{"mcpServers": {"files": {"command": "npx", "args": ["…"]}}}')
         self.json.setFixedHeight(100)
         for field, words in (
-            (self.known, self.tr("Well-known servers")),
+            (self.known, self.tr("Well-known MCP servers")),
             (self.name, self.tr("Name")),
             (self.where, self.tr("Command or address")),
             (
                 self.values,
                 self.tr("Environment variables, or HTTP headers for an address: one NAME=value per line"),
             ),
-            (self.json, self.tr("Or paste the JSON from the server's page")),
+            (self.json, self.tr("Or paste the settings (JSON) that the server's web page shows")),
         ):
             field.setAccessibleName(words)
         for text in (self.values, self.json):

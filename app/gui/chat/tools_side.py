@@ -10,6 +10,7 @@ from app.db.records import Conversation
 from app.gui.animations import appear
 from app.gui.app_context import AppContext
 from app.gui.chat.controller import ChatController
+from app.gui.reasons import exact
 from app.gui.widgets.basics import Banner, button, row
 from app.gui.widgets.popups import ConsentCard, Menu
 
@@ -95,5 +96,5 @@ class ToolConsentCard(ConsentCard):
         if request.key == "remember":
             return self.tr("The model wants to remember this for later chats:")
         if request.kind == "tool":
-            return self.tr("The model wants to use {tool} with:").format(tool=request.title)
-        return request.title
+            return self.tr("The model wants to use {tool} with:").format(tool=exact(request.title))
+        return super().words(request)

@@ -145,6 +145,7 @@ class Welcome(QScrollArea):
             run(api.devices, self._show_machine, lambda _: None, self)
 
     def _show_machine(self, machine: Machine) -> None:
+        self._services.models.machine = machine
         self._machine.setText(plain_summary(machine))
         self._show_kind()
 

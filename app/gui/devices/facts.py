@@ -43,8 +43,8 @@ def summary(machine: Machine) -> str:
     if not total:
         return tr("The hardware of this computer has not been checked yet.")
     name = (device_name(best) if best else "") or tr("This computer")
-    return tr("{name}, {memory} for models: up to about {n} parameters at 4 bits.").format(
-        name=name, memory=formatted.size(total), n=formatted.count(_parameters(total))
+    return tr("{name}, {memory} for models: up to about {n} billion parameters.").format(
+        name=name, memory=formatted.size(total), n=formatted.whole(_billions(total))
     )
 
 
@@ -53,9 +53,8 @@ def plain_summary(machine: Machine) -> str:
     best, total = _best(machine)
     if not total:
         return tr("The hardware of this computer has not been checked yet.")
-    billions = max(1, round(_parameters(total) / 1e9))
     words = tr("This computer runs models of up to about {n} billion parameters.")
-    fits = words.format(n=formatted.whole(billions))
+    fits = words.format(n=formatted.whole(_billions(total)))
     unused = next((d for d in machine.devices if d.kind in _GPU_KINDS and d.state != "usable"), None)
     if best is not None and best.kind in _GPU_KINDS and best.state == "usable":
         return f"{fits}\n{tr('They run on {name}.').format(name=device_name(best))}"
@@ -70,8 +69,9 @@ def _best(machine: Machine) -> tuple[Device | None, int]:
     return best, max(budget(best) if best else 0, machine.memory.total_bytes or 0)
 
 
-def _parameters(num_bytes: int) -> float:
-    return num_bytes * _USABLE_FRACTION * _PARAMETERS_AT_4_BITS
+def _billions(num_bytes: int) -> int:
+    """Billions of parameters that fit into this memory, at least one."""
+    return max(1, round(num_bytes * _USABLE_FRACTION * _PARAMETERS_AT_4_BITS / 1e9))
 
 
 def gpu_words(machine: Machine) -> str:

@@ -23,7 +23,7 @@ from app.gui.devices.facts import (
 )
 from app.gui.devices.power_card import PowerCard
 from app.gui.jobs import Jobs
-from app.gui.reasons import error_message, translated
+from app.gui.reasons import answer_awaited, error_message, translated
 from app.gui.widgets.basics import Banner, LabelKind, Page, button, card, clear, holding, label, row, stack
 from app.gui.widgets.memory_bar import MemoryUse
 from devices.first_look import device_name
@@ -70,9 +70,8 @@ class DevicesPage(Page):
         again = button(self.tr("Refresh"), self.refresh)
         self.header.addWidget(again, 0, Qt.AlignmentFlag.AlignTop)
         self._memory_title = label(self.tr("Memory in use"), "strong")
-        self._memory = card(spacing=16)
-        self._memory.hide()
-        self._memory_title.hide()
+        self._awaited = label(answer_awaited(), "muted", wrap=True)
+        self._memory = card(self._awaited, spacing=16)
         self._uses: dict[str, MemoryUse] = {}
         self._loaded = QVBoxLayout()
         self._devices = QVBoxLayout()
@@ -93,6 +92,8 @@ class DevicesPage(Page):
         self._round = 0  # incremented when the loaded models change, so that their placements are requested again
         self._live: dict[str, tuple[QLabel, QProgressBar]] = {}
         services.models.reachable_changed.connect(lambda reachable: self.refresh() if reachable else None)
+        if services.models.machine is not None:
+            self._show_machine(services.models.machine)
 
     def refresh(self) -> None:
         self._request("devices", self._services.api.devices, self._show_machine)
@@ -132,6 +133,7 @@ class DevicesPage(Page):
         self._services.background.run(ask, done, failed, self)
 
     def _show_machine(self, machine: Machine) -> None:
+        self._services.models.machine = machine
         self.set_subtitle(f"{summary(machine)}\n{gpu_words(machine)}")
         clear(self._devices)
         self._live.clear()
@@ -208,6 +210,7 @@ class DevicesPage(Page):
         return row(words, copy, grow=0)
 
     def _show_ledger(self, ledger: LedgerState) -> None:
+        self._awaited.hide()
         self._memory.setVisible(bool(ledger.pools))
         self._memory_title.setVisible(bool(ledger.pools))
         column = self._memory.layout()
@@ -412,7 +415,7 @@ def _facts(placement: Placement) -> str:
     if layers:
         parts.append(_tr("{n} layers on the GPU").format(n=layers))
     if threads:
-        parts.append(_tr("1 thread") if threads == 1 else _tr("{n} threads").format(n=threads))
+        parts.append(formatted.threads(threads))
     if settings.type_k:
         key_type, value_type = settings.type_k.upper(), (settings.type_v or settings.type_k).upper()
         parts.append(_tr("KV cache {k}/{v}").format(k=key_type, v=value_type))

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QFileDialog, QFrame, QHBoxLayout, QProgressBar, QV
 
 from app.gui import formatted
 from app.gui.app_context import AppContext
-from app.gui.reasons import translated
+from app.gui.reasons import answer_awaited, translated
 from app.gui.widgets.basics import Banner, EmptyState, Page, button, card, clear, label, row, when_released
 from devices.install_hints import add_part
 from engine.api.chat import REMOTE
@@ -66,6 +66,7 @@ class DocumentsPage(Page):
         self.empty.hide()
         self._cards = QVBoxLayout()
         self._cards.setSpacing(8)
+        self._cards.addWidget(label(answer_awaited(), "muted", wrap=True))  # the first cards take its place
         self.content.addWidget(self.empty)
         self.content.addLayout(self._cards)
         self.while_visible(_LOOK_MS, self._poll, self.refresh)
@@ -156,7 +157,8 @@ class DocumentsPage(Page):
         again.setAccessibleName(self.tr("Read {name} again").format(name=item.name))
         ocr = button(self.tr("Use OCR"), lambda: self._change(partial(self._read_scans, item.id)))
         ocr.setVisible(bool(item.scanned_pages) and not item.ocr)
-        problems = (formatted.sentence(translated(problem)) for problem in item.problems)
+        offered = "no_embedding_model" if _lacks_meaning(item) else ""  # the offer below the cards says it
+        problems = (formatted.sentence(translated(problem)) for problem in item.problems if problem.kind != offered)
         sent = [
             self.tr("Its text is sent to {server}, where {model} runs").format(server=to.server, model=to.model)
             for to in item.sent_to

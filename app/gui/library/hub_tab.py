@@ -28,7 +28,7 @@ from app.gui.library.recommended import (
     size_of,
     want_words,
 )
-from app.gui.reasons import error_message, translated
+from app.gui.reasons import answer_awaited, error_message, translated
 from app.gui.widgets.basics import Banner, button, card, clear, label, row, search_field, stack, when_released
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import ComboBox
@@ -113,10 +113,15 @@ class HubTab(QWidget):
 
         def show(answer: Starters) -> None:
             self._services.models.take_proposals(answer)
-            self._show_starters()
+            if not self._shows_starters:
+                self._show_starters()
 
         check = self._services.checks_models
         self._request(lambda: self._services.api.starters(check=check), show, self.show_starters)
+        if self._services.models.proposals:
+            self._show_starters()
+        else:
+            self._note.setText(answer_awaited())
 
     def _on_proposals(self) -> None:
         """Show the new recommendations, unless the user looks at search results or at a repository."""
@@ -136,6 +141,7 @@ class HubTab(QWidget):
                 part
                 for part in (
                     want_words(proposal),
+                    self.tr("by {publisher}").format(publisher=starter.repo.partition("/")[0]),
                     self.tr("{n} parameters").format(n=formatted.count(starter.parameters)),
                     self.tr("about {n}").format(n=formatted.size(size_of(proposal))),
                     self.tr("about {n} tokens/s").format(n=formatted.speed(proposal.expected_tok_s))

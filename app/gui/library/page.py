@@ -25,7 +25,7 @@ from app.gui.library.hub_tab import HubTab
 from app.gui.library.linked_folders import LinkedFoldersDialog
 from app.gui.library.load_dialog import LoadDialog
 from app.gui.library.model_card import ModelCard, capability_words
-from app.gui.reasons import error_message, failure_of
+from app.gui.reasons import answer_awaited, error_message, failure_of
 from app.gui.widgets.basics import (
     Banner,
     EmptyState,
@@ -85,6 +85,7 @@ class LibraryPage(Page):
         self._here = QWidget()
         self._column = QVBoxLayout()
         self._column.setSpacing(8)
+        self._column.addWidget(label(answer_awaited(), "muted", wrap=True))  # the first cards take its place
         self._empty = EmptyState(
             self.tr("No models yet"),
             self.tr("Find one that fits this computer; it is downloaded once and then works offline."),

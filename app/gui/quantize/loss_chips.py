@@ -23,7 +23,10 @@ def loss_chip(plan: QuantPlan, forecast: PlanForecast, measured: float | None) -
     if measured is None and not plan.evidence.sensitivity_sha256:
         # A word such as "hardly any" would claim more than is known.
         low, high = (formatted.decimal(kld, 2 if kld >= 1 else 4) for kld in (forecast.kld_low, forecast.kld_high))
-        return label(_tr("Estimated loss: {low} to {high}").format(low=low, high=high), "chip")
+        limits = (formatted.decimal(limit, 3) for limit, _, _ in _LOSS_WORDS)
+        scale = _tr("Up to {0} is hardly any loss, up to {1} small, up to {2} noticeable, more is large.")
+        words = _tr("Estimated loss of quality: {low} to {high}").format(low=low, high=high)
+        return label(words, "chip", tip=scale.format(*limits))
     loss = plan.damage if measured is None else measured
     name, kind = next(((words, kind) for limit, words, kind in _LOSS_WORDS if loss <= limit), ("large", "chip-bad"))
     text = _tr("Loss of quality: {name} ({n})")

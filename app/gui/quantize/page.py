@@ -18,7 +18,7 @@ from app.gui.quantize.converter_prompt import NEEDED, ForeignFamily
 from app.gui.quantize.loss_chips import LossChips
 from app.gui.quantize.report import PlanView, grid_words, report_card
 from app.gui.quantize.size_loss_plot import size_words
-from app.gui.reasons import error_message, failure_of
+from app.gui.reasons import answer_awaited, error_message, failure_of
 from app.gui.widgets.basics import Banner, EmptyState, Page, button, card, clear, label, row
 from app.gui.widgets.flow import Flow, FlowLayout
 from app.gui.widgets.popups import ComboBox
@@ -144,6 +144,7 @@ class FitPage(Page):
         self.size_words = label("", "title")
         self._smallest, self._largest = label("", "small"), label("", "small")
         self.chips = Flow()
+        self.chips.add(label(answer_awaited(), "muted", wrap=True))  # the first forecast takes its place
         self._chips_look: list[object] = []  # what the chips show, and for which model
         self.start = button(self.tr("Make it fit"), self._start, "primary")
         self.start.setEnabled(False)
@@ -163,7 +164,7 @@ class FitPage(Page):
         theme = self._services.theme
         choose = Flow()
         rows = {"Model": self.model, "Target": self.aim, "How thorough": self.tier, "Calibration text": self.text}
-        for words, control in (rows | {"Quality gate": self.gate}).items():
+        for words, control in (rows | {"Check afterwards": self.gate}).items():
             choose.add_named(self.tr(words), control)
         size = row(self._smallest, self.slider, self._largest, spacing=12, grow=1)
         go = row(self.size_words, 1, self.start)
@@ -486,7 +487,7 @@ class OwnTextChoice(PathChoice):
 
 
 _GATES: tuple[tuple[str | None, str, str], ...] = (
-    (None, "No gate", "The file is compared with the original only on text."),
+    (None, "Nothing", "The file is compared with the original only on text."),
     (
         "certify",
         "Tool calls",
@@ -512,7 +513,7 @@ class GateChoice(PathChoice):
     """Chooses the quality gate. `value` is a task name or a file path, or None for no gate."""
 
     def __init__(self) -> None:
-        super().__init__(self.tr("Quality gate"), _GATES)
+        super().__init__(self.tr("Check afterwards"), _GATES)
 
     def dialog(self) -> QFileDialog:
         dialog = QFileDialog(self, self.tr("A file of tasks"), fileMode=QFileDialog.FileMode.ExistingFile)

@@ -157,8 +157,11 @@ def _change(text: str, ratio: Interval) -> str:
 
 _MEASURES: tuple[tuple[str, Callable[[FileReport], str]], ...] = (
     ("Mean loss (KL divergence)", lambda report: formatted.decimal(report.kld_mean.value, 5)),
-    ("Worst 1 % of tokens", lambda report: formatted.decimal(report.kld_p99, 4)),
-    ("Same top token", lambda report: f"{formatted.decimal(100 * report.top1_agreement_frac.value, 1)} %"),
+    ("Loss that 1 word in 100 exceeds", lambda report: formatted.decimal(report.kld_p99, 4)),
+    (
+        "Picks the same next word",
+        lambda report: f"{formatted.decimal(100 * report.top1_agreement_frac.value, 1)} %",
+    ),
     ("Perplexity", lambda report: formatted.decimal(report.perplexity.value, 3)),
 )
 

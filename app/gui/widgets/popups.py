@@ -12,6 +12,7 @@ from PySide6.QtGui import QAction, QColor, QCursor, QPainterPath, QPaintEvent, Q
 from PySide6.QtWidgets import QBoxLayout, QComboBox, QFrame, QMenu, QPlainTextEdit, QWidget
 from shiboken6 import isValid
 
+from app.gui.reasons import exact
 from app.gui.theme import Theme
 from app.gui.widgets.basics import Banner, button, label, stack
 from app.gui.widgets.swatch import shape_painter
@@ -166,13 +167,13 @@ class ConsentCard(QFrame):
 
     def words(self, request: "ConsentRequest") -> str:
         """The text of the question."""
-        return request.title
+        return exact(request.title)
 
     def ask(self, request: "ConsentRequest") -> None:
         words = self.words(request)
         self.title.setText(words)
-        self.warning.setText(request.warning or "")
-        self.warning.setVisible(bool(request.warning))
+        self.warning.setText(" ".join(map(exact, request.warnings)))
+        self.warning.setVisible(bool(request.warnings))
         self.detail.setPlainText(request.detail)
         lines = self.detail.blockCount() + sum(len(line) // _LINE for line in request.detail.split("\n"))
         needed = lines * self.detail.fontMetrics().lineSpacing() + 2 * self._theme.tokens.unit + 8

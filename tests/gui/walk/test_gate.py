@@ -42,12 +42,12 @@ def test_a_file_of_tasks_with_a_fault_says_its_line(walk, tmp_path):
     walk.go("Make it fit")
     walk.until(f"{FIT}.start.isEnabled()")
     walk.choose("How thorough", "Instant", FIT)
-    walk.choose("Quality gate", OWN, FIT)
+    walk.choose("Check afterwards", OWN, FIT)
     walk.choose_file(tasks(tmp_path, '{"prompt": "How do I use tar?"}'))
     walk.until(f"'commands.jsonl, line 1' in {FIT}.banner.text")
     walk.until(f"not {FIT}.start.isEnabled()")
     walk.picture("gate-refused")
-    walk.choose("Quality gate", "No gate", FIT)
+    walk.choose("Check afterwards", "Nothing", FIT)
     walk.until(f"{FIT}.start.isEnabled()")
 
 
@@ -55,7 +55,7 @@ def test_the_new_file_is_asked_the_tasks_and_the_card_says_what_came_out(walk, t
     asked = ("tar", "grep", "ls", "cp", "ssh")
     lines = [{"prompt": f"How do I use {c}?", "regex": f"^# {c}", "max_tokens": 12} for c in asked]
     walk.go("Make it fit")
-    walk.choose("Quality gate", "commands.jsonl", FIT)
+    walk.choose("Check afterwards", "commands.jsonl", FIT)
     walk.choose_file(tasks(tmp_path, *map(json.dumps, lines)))
     walk.until(f"{FIT}.start.isEnabled() and 'bits' in {FIT}.size_words.text()")
     walk.promised = walk.ask(f"{FIT}.size_words.text()")
@@ -67,7 +67,7 @@ def test_the_new_file_is_asked_the_tasks_and_the_card_says_what_came_out(walk, t
     walk.until(f"'Measured loss of quality' in says({FIT}.chips)")
     shown = re.search(r"Measured loss of quality: [a-z ]+ \(([\d.]+)\)", walk.ask(f"says({FIT}.chips)")).group(1)
     assert abs(float(shown) - float(loss)) <= 0.0001, "what was measured replaces what was expected"
-    assert "Estimated loss" not in walk.ask(f"says({FIT}.chips)")
+    assert "Estimated loss of quality" not in walk.ask(f"says({FIT}.chips)")
     walk.picture("gate-passed")
 
 
@@ -114,7 +114,7 @@ def test_a_model_is_fitted_to_a_folder_of_ones_own_and_the_card_says_what_is_gai
     small_file(tmp_path / "small.gguf", 1, NARROW).rename(walk.home / "models" / "small.gguf")
     walk.go("Library")
     walk.click("Make small fit", LIBRARY)
-    walk.choose("Quality gate", "No gate", FIT)
+    walk.choose("Check afterwards", "Nothing", FIT)
     walk.choose("Calibration text", "My own text too…", FIT)
     walk.choose_file(own)
     walk.until(f"'characters of text' in {FIT}.banner.text and not {FIT}.start.isEnabled()")

@@ -106,6 +106,15 @@ def test_a_right_click_opens_a_menu_and_leaves_the_chosen_chat(walk):
     walk.until("app.activePopupWidget() is None")
 
 
+def test_a_button_is_not_marked_any_more_once_its_menu_closed(walk):
+    walk.new_chat()
+    walk.click("More", "chat.sidebar")
+    walk.find("New folder")
+    walk.click_at(700, 300)  # elsewhere: closes the menu
+    walk.until("app.activePopupWidget() is None")
+    walk.until("not chat.sidebar._more.underMouse()")
+
+
 def test_an_export_proposes_a_name_and_says_where_it_went(walk):
     time.sleep(ALONE_S)
     walk.click("First of all", "chat.sidebar", button=3)

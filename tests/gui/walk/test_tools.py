@@ -118,7 +118,7 @@ def test_tools_are_added_and_removed(walk, tmp_path):
     script.write_text(DEMO)
     walk.click("Tools", "chat.composer")
     walk.click("Add tools…", "chat")
-    walk.choose("Well-known servers", "Time")
+    walk.choose("Well-known MCP servers", "Time")
     walk.until("chat.tools.panel.dialog.where.text() == 'uvx mcp-server-time'")
     walk.fill("Name", "sums")
     walk.fill("Command or address", f"{sys.executable} {script}")
@@ -134,7 +134,10 @@ def test_tools_are_added_and_removed(walk, tmp_path):
     walk.click("Tools of sums", "chat")
     walk.until("not spot('fail of sums', chat)")
     walk.click("Add tools…", "chat")
-    walk.fill("Or paste the JSON from the server's page", '{"mcpServers": {"other": {"command": "true"}}}')
+    walk.fill(
+        "Or paste the settings (JSON) that the server's web page shows",
+        '{"mcpServers": {"other": {"command": "true"}}}',
+    )
     walk.click("Add")
     walk.until("app.activeModalWidget() is None and spot('Remove other', chat)")
     walk.click("Test other", "chat")  # the program ends at once

@@ -72,13 +72,13 @@ def test_names_and_descriptions_cannot_steer_the_terminal(tmp_path, capsys, monk
         tools.call(spec.name, '{"path": "\\u001b[8m\\u202etxt.exe"}')
     finally:
         tools.stop()
-    assert asked[0].title.isprintable()
-    assert "hidden" in asked[0].title
+    assert str(asked[0].title).isprintable()
+    assert "hidden" in str(asked[0].title)
     assert asked[0].detail.replace("\n", "").isprintable()
     assert "txt.exe" in asked[0].detail
     monkeypatch.setattr("click.prompt", lambda *_, **__: "n")
     _prompt_for_consent(asked[0])
-    _prompt_for_consent(ConsentRequest(kind="mcp", title=ESCAPES, detail=ESCAPES, key="", warning=ESCAPES))
+    _prompt_for_consent(ConsentRequest(kind="mcp", title=ESCAPES, detail=ESCAPES, key="", warnings=(ESCAPES,)))
     for event in (ToolCallEvent("1", ESCAPES, ESCAPES), Edited(ESCAPES, ESCAPES), Ended("failed", ESCAPES)):
         _show_event(event)
     shown = capsys.readouterr().out

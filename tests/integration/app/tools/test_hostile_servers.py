@@ -112,7 +112,7 @@ def test_a_tool_that_changes_after_consent_is_asked_for_again_and_says_so(evil):
         time.sleep(0.05)
     refused = tools.call(spec.name, '{"to": 1}')
     assert (refused.ok, refused.text) == (False, "The person declined this call.")
-    assert decided.asked[0].warning is None
+    assert decided.asked[0].warning == ""
     assert "It is not what you allowed before" in decided.asked[1].warning
 
 
