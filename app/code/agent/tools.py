@@ -509,14 +509,14 @@ def _reach(openings: sandbox.SandboxPermissions | None, lacking: str | None) -> 
     if openings is None:
         return (because("no_sandbox", why=lacking),)
     weak = sandbox.weakness()
-    asked = None
+    request = None
     if openings.network and openings.home:
-        asked = because("wants_network_and_home")
+        request = because("wants_network_and_home")
     elif openings.network:
-        asked = because("wants_network")
+        request = because("wants_network")
     elif openings.home:
-        asked = because("wants_home")
-    return tuple(reason for reason in (asked, weak) if reason is not None)
+        request = because("wants_home")
+    return tuple(reason for reason in (request, weak) if reason is not None)
 
 
 def _warnings_for(argv: Sequence[str]) -> tuple[Reason, ...]:
