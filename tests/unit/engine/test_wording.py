@@ -52,8 +52,9 @@ def parsed(folder):
 
 @cache
 def stating():
-    """The files of the engine that state reasons."""
-    texts = [(path, path.read_text("utf-8")) for path in (ROOT / "engine").rglob("*.py")]
+    """The files of engine and app that state reasons."""
+    paths = [*(ROOT / "engine").rglob("*.py"), *(ROOT / "app").rglob("*.py")]
+    texts = [(path, path.read_text("utf-8")) for path in paths]
     return [(path, ast.parse(text)) for path, text in texts if "engine.message_catalog.reasons import" in text]
 
 
