@@ -304,6 +304,15 @@ def test_an_explanation_is_no_edit(written, answer):
     assert written(answer, FILES) == (FILES, [])
 
 
+@pytest.mark.parametrize(("name", "after"), [("a.py", "y\nw\n"), ("b.py", "x\nz\n")])
+def test_a_block_without_a_name_is_for_the_last_file_unless_another_was_mentioned(written, name, after):
+    between = f"The same mistake is in `{name}`.\n" + "It has a loop.\n" * 9
+    answer = "a.py\n" + CHANGE.format("x", "y") + between + CHANGE.format("z", "w")
+    files, reported = written(answer, {"a.py": "x\nz\n", "b.py": "z\n"})
+    assert files == {"a.py": after, "b.py": "z\n"}
+    assert bool(reported) == (name == "b.py")
+
+
 @pytest.mark.parametrize(
     "piece",
     [

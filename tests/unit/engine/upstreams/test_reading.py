@@ -215,3 +215,13 @@ def test_a_list_of_many_capabilities_is_cut():
     stated = ["long" * 9, *(f"odd-{number}" for number in range(40))]
     _, (model,) = read_list(json.dumps({"data": [{"id": "m", "capabilities": stated}]}).encode())
     assert set(model.capabilities) == {"completion", "chat", "tools", "long" * 8, *stated[1:16]}
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"), [(0, 4096), (-1, 4096), (1, 1), ((1 << 31) - 1, (1 << 31) - 1), (1 << 31, 4096)]
+)
+def test_a_size_that_no_context_can_have_is_passed_over(first, expected):
+    _, (model,) = read_list(
+        json.dumps({"data": [{"id": "m", "max_model_len": first, "context_length": 4096}]}).encode()
+    )
+    assert model.n_ctx == expected
