@@ -75,7 +75,7 @@ RECIPES: Final[dict[str, Recipe]] = {
         Recipe(
             "cuda-linux-x86_64", "cuda", "linux-x86_64", "ggml-cuda",
             ("GGML_CUDA=ON", f"CMAKE_CUDA_ARCHITECTURES={_CUDA_TARGETS}"), ("nvcc",),
-            {"libcuda.so.1": "NVIDIA's driver", **_CUDA_RUNTIME}, "not built, not run",
+            {"libcuda.so.1": "NVIDIA's driver", **_CUDA_RUNTIME}, "compiled in part for sm_120a, not run",
             refused=(_CUDA_BAD,),
         ),
         Recipe(
