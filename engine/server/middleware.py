@@ -101,6 +101,7 @@ class RequestLog:
         try:
             await self._app(scope, timed, counted)
         finally:
+            scope["extensions"].pop(BODY_SENDER, None)  # else a cycle with the request keeps its body
             current.reset(token)
             elapsed = time.monotonic() - clock.began
             if clock.model:

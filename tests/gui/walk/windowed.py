@@ -242,7 +242,7 @@ def into_sight(widget):
 
 
 def says(widget=None):
-    """The text of all visible labels and buttons, in one line."""
+    """The text of all visible labels and buttons, in one line, with ordinary spaces."""
     out = []
     for root in [widget] if widget is not None else roots():
         for made in root.findChildren(QWidget):
@@ -250,7 +250,7 @@ def says(widget=None):
                 out.append(made.text())
             elif isinstance(made, QComboBox) and made.isVisible():
                 out.append(made.currentText())
-    return " | ".join(out)
+    return " | ".join(out).replace("\u00a0", " ")
 
 
 def reads(widget):

@@ -203,7 +203,11 @@ def test_doctor_prints_kernels_each_gpu_and_power_meters_on_lines_of_their_own(t
     from app.cli.doctor import command
 
     (tmp_path / "machine.json").write_text(json.dumps(RECORDINGS["nv-hybrid-addw4"]))
-    lines = CliRunner().invoke(command, ["--from", str(tmp_path / "machine.json")]).output.splitlines()
+    lines = (
+        CliRunner()
+        .invoke(command, ["--from", str(tmp_path / "machine.json")], env={"COLUMNS": "500"})
+        .output.splitlines()
+    )
     assert [line.partition(":")[0] for line in lines[:4]] == ["Kernels", "GPU", "GPU", "Power meters"]
 
 

@@ -179,6 +179,6 @@ def test_when_git_cannot_say_whether_a_file_is_clean_nothing_is_written_unasked(
     with pytest.raises(GitFailed):
         session.apply(proposal)
     assert contents(project) == {"one.py": "a = 1\nb = 2\nc = 3\n", "two.py": "a = 1\nb = 2\n"}
-    assert "not known" in session.warning("one.py")
+    assert "not known" in str(session.warning("one.py"))
     session.apply(proposal, allow_uncommitted=True)
     assert (project / "new" / "three.py").exists()

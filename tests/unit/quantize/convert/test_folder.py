@@ -194,6 +194,20 @@ def narrow(tensors):
     tensors["model.layers.1.mlp.up_proj.weight"] = np.zeros((768, 255), np.float16)
 
 
+@pytest.fixture
+def errors_of_llama():
+    """llama.cpp's errors are kept by `quantize`, as in its worker, and not by a runner's code of this process."""
+    from engine.runner.llama.native import log
+    from quantize.native import libraries
+
+    api = libraries.llama()
+    api.llama_log_set(libraries._LOG, None)
+    yield
+    if log._listening:
+        api.llama_log_set(log._listening[0], None)
+
+
+@pytest.mark.usefixtures("errors_of_llama")
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
