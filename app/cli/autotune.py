@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from app.cli.bench_job import Numbers, measure, source_of
-from app.cli.echo import echo
+from app.cli.echo import echo, print_json
 from app.cli.settings_defaults import Number
 
 if TYPE_CHECKING:
@@ -44,8 +44,6 @@ def command(
     as_json: bool,
 ) -> None:
     """Search, store and explain."""
-    import msgspec
-
     from engine.api.measuring import TuneRequest
 
     if (model is None) == (shape is None):
@@ -55,7 +53,7 @@ def command(
     )
     reports = measure(lambda client: client.autotune(request), on_interrupt="pause").reports
     if as_json:
-        click.echo(msgspec.json.encode(reports).decode())
+        print_json(reports)
         return
     for report in reports:
         _show(report)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from app.cli.bench_job import Numbers, measure, source_of
-from app.cli.echo import echo
+from app.cli.echo import echo, print_json
 
 if TYPE_CHECKING:
     from engine.api.jobs import Report
@@ -110,9 +110,7 @@ def command(
     if picture is not None:
         picture.write_text(services.picture(report), encoding="utf-8")
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.encode(report).decode())
+        print_json(report)
     elif as_csv:
         click.echo(services.as_csv(report), nl=False)
     else:
@@ -121,8 +119,6 @@ def command(
 
 def _compare_places(model: str | None, *, as_json: bool) -> None:
     """Measure a model in every place that has no measurement yet, and print the speeds."""
-    import msgspec
-
     from engine.api.measuring import CompareRequest
 
     if model is None:
@@ -130,7 +126,7 @@ def _compare_places(model: str | None, *, as_json: bool) -> None:
     comparison = measure(lambda client: client.compare_places(CompareRequest(model=model))).comparison
     assert comparison is not None
     if as_json:
-        click.echo(msgspec.json.encode(comparison).decode())
+        print_json(comparison)
         return
     for place in comparison.places:
         where = f"{place.device} by {place.backend}"
@@ -144,14 +140,12 @@ def _compare_places(model: str | None, *, as_json: bool) -> None:
 
 def _price_types(*, as_json: bool) -> None:
     """Measure and print the relative cost of each quantization type."""
-    import msgspec
-
     from quantize.ggml_types import TIME_UNIT
 
     prices = measure(lambda client: client.price_types()).prices
     assert prices is not None
     if as_json:
-        click.echo(msgspec.json.encode(prices).decode())
+        print_json(prices)
         return
     unit = prices.ns_per_weight[TIME_UNIT.name]
     echo(f"decoding one weight, {prices.threads} threads (the planner uses these from now on):")
@@ -163,13 +157,11 @@ def _history(model: str | None, *, as_json: bool) -> None:
     """Print earlier results, oldest first."""
     import time
 
-    import msgspec
-
     from engine.services import EngineFacade
 
     measured = EngineFacade().measured(model)
     if as_json:
-        click.echo(msgspec.json.encode(measured).decode())
+        print_json(measured)
         return
     if not measured:
         echo("There are no measurements yet." if model is None else f"There are no measurements of {model} yet.")

@@ -170,7 +170,7 @@ def search(name: str, question: str, limit: int, ways: str, *, as_json: bool) ->
         if not answer.passages and not as_json:
             raise click.ClickException(_nothing_found(client.collection(name)))
     if as_json:
-        click.echo(msgspec.json.encode(answer).decode())
+        print_json(answer)
         return
     _passages(answer)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from app.cli.echo import echo
+from app.cli.echo import echo, print_json
 from app.cli.progress import bar
 from app.format import size
 
@@ -27,14 +27,12 @@ def converter_command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show_command(architectures: bool, as_json: bool) -> None:
     """Show whether the converter is installed, its disk space, and the size of its download."""
-    import msgspec
-
     from app.cli.job_line import this_computers_server
 
     with this_computers_server() as client:
         state = client.converter()
     if as_json:
-        click.echo(msgspec.json.encode(state).decode())
+        print_json(state)
         return
     if state.installed:
         echo(f"llama.cpp's converter ({state.version}) is here: {size(state.bytes)} in {state.path}")

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import click
-import msgspec
 
-from app.cli.echo import echo
+from app.cli.echo import echo, print_json
 
 
 @click.command(
@@ -37,7 +36,7 @@ def command(model: str | None, file: Path | None, keystrokes: int, window: int, 
     with connected() as client:
         result = fim_bench.run(client, text, source.name, model=model, count=keystrokes, window_chars=window)
     if as_json:
-        click.echo(msgspec.json.encode(result).decode())
+        print_json(result)
         return
     echo(f"{result.keystrokes} keystrokes, {result.mean_prompt_tokens:.0f} prompt tokens on average")
     echo(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.cli.converter import converter_command
-from app.cli.echo import NotPossibleHere, echo
+from app.cli.echo import NotPossibleHere, echo, print_json
 from app.cli.models_files import (
     alias_command,
     convert_command,
@@ -206,8 +206,6 @@ def load_command(
     model: str, ctx: int | None, kv: str | None, ttl_s: float | None, pinned: bool | None, as_json: bool
 ) -> None:
     """Load MODEL into the running server's memory."""
-    import msgspec
-
     from app.client import running_server
     from engine.api.models import LoadRequest
 
@@ -217,7 +215,7 @@ def load_command(
     with client:
         loaded = client.load(model, LoadRequest(n_ctx=ctx, kv_type=kv, ttl_s=ttl_s, pinned=pinned))
     if as_json:
-        click.echo(msgspec.json.encode(loaded).decode())
+        print_json(loaded)
         return
     echo(f"{loaded.id} is loaded with a context of {loaded.n_ctx} tokens on {loaded.backend}.")
     for note in loaded.notes:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli.echo import InputRefused, echo
+from app.cli.echo import InputRefused, echo, print_json
 from app.cli.progress import bar
 
 if TYPE_CHECKING:
@@ -118,8 +118,6 @@ def unlink_command(where: str | None, as_json: bool) -> None:
 
     WHERE: a linked folder, lmstudio, ollama, llama.cpp, jan, huggingface. Without it: list the linked folders.
     """
-    import msgspec
-
     from app.cli.job_line import this_computers_server
 
     with this_computers_server() as client:
@@ -130,7 +128,7 @@ def unlink_command(where: str | None, as_json: bool) -> None:
             is_path = path.exists() or len(path.parts) > 1  # a linked folder may be gone
             unlinked = client.unlink(str(path.absolute()) if is_path else where)
     if as_json:
-        click.echo(msgspec.json.encode(linked if where is None else unlinked).decode())
+        print_json(linked if where is None else unlinked)
     elif where is not None:
         for folder in unlinked.folders:
             echo(f"Unlinked: {folder}")
@@ -166,15 +164,13 @@ def _id_of(name: str, *, is_removed: bool = False) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def verify_command(model: str, as_json: bool) -> None:
     """Check MODEL's files against their published checksums."""
-    import msgspec
-
     from app.cli.job_line import finish, this_computers_server
     from engine.api.library import Verification
 
     with this_computers_server() as client, bar() as show:
         verification = finish(client, client.verify(_id_of(model)), Verification, show)
     if as_json:
-        click.echo(msgspec.json.encode(verification).decode())
+        print_json(verification)
     else:
         words = {"hub": "as the hub promised", "owner": "as its owner recorded", "earlier": "as last time"}
         for check in verification.files:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.echo import echo
+from app.cli.echo import echo, print_json
 from app.cli.progress import ProgressBar
 from app.cli.settings_defaults import obey_offline
 
@@ -208,10 +208,8 @@ def _resume_or_start(client: "Client", request: "PullRequest") -> "Job":
 
 
 def _json_line(progress: "Progress") -> None:
-    import msgspec
-
     if progress.total:  # the total is known
-        click.echo(msgspec.json.encode({"progress": progress}).decode())
+        print_json({"progress": progress})
 
 
 def _print_hits(hits: tuple["RepoHit", ...]) -> None:
@@ -230,9 +228,7 @@ def _print_hits(hits: tuple["RepoHit", ...]) -> None:
 
 def _print_plan(plan: "RepoPlan", *, as_json: bool) -> None:
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.encode(plan).decode())
+        print_json(plan)
         return
     from app.cli.console import console, escape, table
     from app.format import size

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.echo import echo, failed
+from app.cli.echo import echo, failed, print_json
 from app.cli.settings_defaults import Number
 from app.format import size
 
@@ -53,8 +53,6 @@ def convert_command(
     notice. Without OUT, the folder is added to the library, unless the file was converted before. With --fixed,
     SOURCE `speech` converts the installed speech model.
     """
-    import msgspec
-
     from app.cli.bench_job import source_of
     from app.cli.job_line import finish, this_computers_server
     from app.cli.progress import bar
@@ -71,7 +69,7 @@ def convert_command(
     with this_computers_server() as client, bar() as show:
         done = finish(client, client.convert_onnx(request), ConvertedFolder, show)
     if as_json:
-        click.echo(msgspec.json.encode(done).decode())
+        print_json(done)
         return
     for notice in done.notices:
         echo(notice, err=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from app.cli.echo import InputRefused, echo
+from app.cli.echo import InputRefused, echo, print_json
 
 if TYPE_CHECKING:
     from engine.api.receipts import Exchange
@@ -41,7 +41,7 @@ def command(file: Path, *, explain: bool, model: str, old_model: str, as_json: b
     with connected() as client:
         replay = client.replay(request)
     if as_json:
-        click.echo(msgspec.json.encode(replay).decode())
+        print_json(replay)
     else:
         echo(shown_text(replay.text))
         echo("The same answer." if replay.same else "Another answer.", err=True, bold=True)

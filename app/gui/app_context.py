@@ -94,7 +94,7 @@ class Models(QObject):
         self._background = background
         self.choices: tuple[ModelChoice, ...] = ()
         self.starters = Starters(proposals=())  # recommended models, identical on every page
-        self.machine: Machine | None = None  # its devices, as the server told them last
+        self.machine: Machine | None = None  # its devices, from the newest answer of the server
         self.reachable = False
         self._timer = QTimer(self, interval=3000)
         self._timer.timeout.connect(self._poll)

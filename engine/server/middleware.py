@@ -72,8 +72,8 @@ class RequestLog:
                 receiving = bool(message.get("more_body"))
             return message
 
-        async def body(message: Message) -> None:
-            """Send a part of the body."""
+        async def pass_on(message: Message) -> None:
+            """Send a message, and count its part of the body and the time."""
             nonlocal sent
             sent += len(message.get("body", b""))
             before = time.monotonic()
@@ -82,20 +82,16 @@ class RequestLog:
 
         async def counted(message: Message) -> None:
             nonlocal status
-            if message["type"] != "http.response.start":
-                await body(message)
-            else:
+            if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
                 if clock.ran_on:
                     message["headers"].append(
                         (b"x-tessera-ran-on", sentence(clock.ran_on).encode("ascii", "replace"))
                     )
-                before = time.monotonic()
-                await send(message)
-                clock.network_s += time.monotonic() - before
+            await pass_on(message)
 
-        scope["extensions"] = {**scope.get("extensions", {}), BODY_SENDER: body}
+        scope["extensions"] = {**scope.get("extensions", {}), BODY_SENDER: pass_on}
         record = self._begin(scope, request_id)
         token = current.set(record)
         try:

@@ -53,7 +53,7 @@ MANY = 2
 # times as fast from January 2026 on (ggml-org/llama.cpp, pull request 18749).
 CURRENT = "2025"
 CURRENT_AMD_MATRIX = "2026"
-# How many usual cores one of another kind is worth, if no other run tells: Intel's efficiency cores have vectors
+# How many usual cores one of another kind is worth, if no other run shows it: Intel's efficiency cores have vectors
 # of half the width; with i8mm, one of Arm's instructions multiplies twice as many values.
 LIKE_CORES = {"slow": 0.5, "i8mm": 2.0}
 # No chip uses more of its bandwidth; a higher fitted value means that a layer costs less than assumed.
@@ -249,7 +249,7 @@ def per_core(row: dict) -> float:
     return 2 * row["params_b"] * row["prompt_tok_s"] / 1e3 / row["threads"] / cpu_kind(row["chip"]).ghz
 
 
-def told(what: str, errors: list[tuple[float, str]]) -> None:
+def print_errors(what: str, errors: list[tuple[float, str]]) -> None:
     factors = sorted(error for error, _ in errors)
     if not factors:
         return
@@ -323,11 +323,11 @@ def main() -> None:
         print(f"\n{phase}, goal: median {goal}, nine in ten {WITHIN}")
         current = [r for r in runs if not r.old(phase) and not r.broken(phase)]
         now = left_out(current, pool, phase)
-        told("  GPUs, chip left out, current builds", now)
-        told("  GPUs, family left out, current builds", left_out(current, pool, phase, family=True))
-        told("  GPUs, chip left out, all runs", left_out(runs, pool, phase))
-        told("  processors, left out", cpus[phase])
-        told("  GPUs with current builds and processors together", now + cpus[phase])
+        print_errors("  GPUs, chip left out, current builds", now)
+        print_errors("  GPUs, family left out, current builds", left_out(current, pool, phase, family=True))
+        print_errors("  GPUs, chip left out, all runs", left_out(runs, pool, phase))
+        print_errors("  processors, left out", cpus[phase])
+        print_errors("  GPUs with current builds and processors together", now + cpus[phase])
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ class PlainTable(QTableWidget):
         if not self._spare:
             return
         self.setUpdatesEnabled(False)
-        for column in self._spare:  # a hidden one tells no width
+        for column in self._spare:  # a hidden column has no width
             self.setColumnHidden(column, False)
         header = self.horizontalHeader()
         widths = [max(self.sizeHintForColumn(n), header.sectionSizeHint(n)) for n in range(self.columnCount())]

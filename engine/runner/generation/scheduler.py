@@ -245,8 +245,6 @@ def _forced(sequence: Sequence, vocabulary: Vocabulary) -> int | None:
 def _forbidden(sequence: Sequence, vocabulary: Vocabulary) -> list[int]:
     """Return the tokens that would end the response too early."""
     request = sequence.request
-    early = request.min_tokens > 0 and sequence.n_generated < request.min_tokens
-    if not early and not request.ignore_eos:
-        return []
-    forbidden = list(vocabulary.ends) if early or request.ignore_eos else []
-    return [*forbidden, *request.stop_token_ids] if early else forbidden
+    if sequence.n_generated < request.min_tokens:
+        return [*vocabulary.ends, *request.stop_token_ids]
+    return list(vocabulary.ends) if request.ignore_eos else []

@@ -3,7 +3,7 @@
 from bisect import bisect
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from engine.core.types import Event, PromptProgress, Started
 from engine.runner.generation.draft_length import DraftBalance
@@ -106,9 +106,7 @@ class LlamaSequence(Sequence):
     @property
     def over(self) -> bool:
         """Whether the response has its full length or the loop guard ended it; it waits if the context may grow."""
-        if len(self.tokens) < self.limit or self.waits_for_room:
-            return self.runaway is not None
-        return True
+        return self.runaway is not None if self.waits_for_room else super().over
 
     @property
     def waits_for_room(self) -> bool:
@@ -133,9 +131,7 @@ class LlamaSequence(Sequence):
     @property
     def decoding(self) -> bool:
         """Whether all but the newest token are computed and generation has started."""
-        cache = self.cache
-        missing = len(self.tokens) - (len(cache.tokens) if cache is not None else 0)
-        return missing == 1 and len(self.tokens) + self.forgotten > self.n_prompt
+        return self.n_missing == 1 and self.n_generated > 0
 
     @property
     def key(self) -> Key:
@@ -182,19 +178,12 @@ class LlamaSequence(Sequence):
         )
 
 
-class Starved(Protocol):
-    """Whether other programs compete for the CPU."""
-
-    @property
-    def is_starved(self) -> bool: ...
-
-
-def prefill_progress(sequences: Iterable[LlamaSequence], now: float, pace: Starved) -> list[tuple[int, Event]]:
-    """Return the progress events that are due."""
+def prefill_progress(sequences: Iterable[LlamaSequence], now: float, *, busy: bool) -> list[tuple[int, Event]]:
+    """Return the progress events that are due. `busy`: other programs use the CPU."""
     events: list[tuple[int, Event]] = []
     for sequence in sequences:
         if sequence.request.progress and not sequence.n_generated:
-            progress = sequence.progress(now, busy=pace.is_starved)
+            progress = sequence.progress(now, busy=busy)
             if progress is not None:
                 events.append((sequence.id, progress))
     return events

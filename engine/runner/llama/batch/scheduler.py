@@ -281,7 +281,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             self._commit_batch(now - started)
             self._save_long_prompts()
             self.cached_tokens += self._following.step_done(self._running)
-            out.extend(prefill_progress(self._running, now, self.pace))
+            out.extend(prefill_progress(self._running, now, busy=self.pace.is_starved))
             self._sample(out)
             self._request_room_early()
             self._speculation.follow(self._batch, self._running)

@@ -179,14 +179,11 @@ def prefill_order(prefilling: list[LlamaSequence]) -> list[LlamaSequence]:
 def flush_text(sequences: Iterable[LlamaSequence], running: list[LlamaSequence]) -> list[tuple[int, Event]]:
     """Return the deltas to send now: immediately if the next step is long, else at most at the display's rate."""
     now = time.monotonic()
-    all_decode: bool | None = None
+    all_decode = all(s.decoding for s in running)
     deltas: list[tuple[int, Event]] = []
     for sequence in sequences:
-        if sequence.cache is not None and now - sequence.flushed_at < FLUSH_INTERVAL_S:
-            if all_decode is None:
-                all_decode = all(s.decoding for s in running)
-            if all_decode:
-                continue
+        if all_decode and sequence.cache is not None and now - sequence.flushed_at < FLUSH_INTERVAL_S:
+            continue
         shown = sequence.pending_text or sequence.pending_logprobs
         if shown and (delta := sequence.take_pending()) is not None:
             sequence.flushed_at = now

@@ -135,7 +135,7 @@ class Speculation:
     def follow(self, batch: Batch, running: list[LlamaSequence]) -> None:
         """Let the MTP head process the final tokens of a step."""
         head = self._draft_model
-        if head is None or not isinstance(head, MtpHead) or len(running) > MAX_DRAFTING:
+        if not isinstance(head, MtpHead) or len(running) > MAX_DRAFTING:
             return
         spans = batch.spans()
         for sequence in running:
