@@ -227,7 +227,6 @@ def _by_name(rows: Iterable[Gpu], text: str) -> list[Gpu]:
 
 
 @cache
-@cache
 def architectures(text: str) -> tuple[str, ...]:
     """AMD's names, such as gfx1151, of the chips that a text names, such as "Radeon 8060S"."""
     rows = _by_name(chips().gpus, text.lower())

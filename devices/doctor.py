@@ -9,7 +9,7 @@ from devices.isa import ggml_cpu_variant
 from devices.llama_cpp_versions.folder import chosen_version
 from devices.merge import heap_bytes
 from devices.power import READ_RAPL
-from devices.types import BackendReport, Device, Finding, Machine, Severity
+from devices.types import NOT_TRIED, BackendReport, Device, Finding, Machine, Severity
 
 ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "advice": 2}
 # Below this a model of a billion parameters at 4 bits does not fit next to a desktop.
@@ -26,14 +26,13 @@ VARIANT_MARKS = {"haswell": "avx2", "zen4": "avx512", "icelake": "avx512", "sapp
 def diagnose(machine: Machine) -> tuple[Finding, ...]:
     """Findings of the machine, its backends and its devices; empty if nothing can be improved."""
     findings = [*machine.findings, *_kernels(machine), *_memory(machine)]
-    for device in machine.devices:
-        finding = _device(device)
-        if finding is not None and not any(f.device == device.id and f.severity != "advice" for f in findings):
-            findings.append(finding)
+    not_built = _not_built(machine)
+    listed = {f.device for f in findings if f.severity != "advice"} | {f.device for f in not_built}
+    findings += [f for d in machine.devices if d.id not in listed and (f := _device(d, machine)) is not None]
     findings += [
         _backend(report) for report in machine.backends if report.state == "failed" and report.backend != "cpu"
     ]
-    findings += [*_not_built(machine), *_openvino(machine), *_meters(machine), *_carve_outs(machine)]
+    findings += [*not_built, *_openvino(machine), *_meters(machine), *_carve_outs(machine)]
     findings += _faults(machine, {finding.id for finding in findings})
     return tuple(sorted(findings, key=lambda finding: ORDER[finding.severity]))
 
@@ -187,10 +186,12 @@ def _gib(num_bytes: int) -> str:
     return f"{num_bytes / (1 << 30):.0f} GiB"
 
 
-def _device(device: Device) -> Finding | None:
+def _device(device: Device, machine: Machine) -> Finding | None:
     if device.state in {"usable", "unknown"} or device.kind == "cpu":
         return None
-    severity: Severity = "advice" if device.kind == "npu" or device.state == "present" else "warning"
+    no_trial = device.state == "present" and (device.reason == NOT_TRIED or not device.fix_hint)
+    has_card = device.kind == "igpu" and any(d.kind == "dgpu" and d.state == "usable" for d in machine.devices)
+    severity: Severity = "advice" if device.kind == "npu" or no_trial or has_card else "warning"
     title = {
         "driver_missing": f"{device.name} has no driver",
         "no_permission": f"This user may not use {device.name}",
@@ -224,18 +225,15 @@ def _openvino(machine: Machine) -> list[Finding]:
 def _not_built(machine: Machine) -> list[Finding]:
     """One advice for the best missing backend of each GPU that has none."""
     rows = []
-    missing = {r.backend: r for r in machine.backends if r.state == "not_built"}
+    reports = {r.backend: r for r in machine.backends}
     for device in machine.devices:
-        if device.kind not in {"igpu", "dgpu"} or device.runtimes:
+        if device.kind not in {"igpu", "dgpu"} or device.runtimes or device.state not in {"present", "unknown"}:
             continue
-        for backend in BACKENDS:
-            report = missing.get(backend.name)
-            if (
-                report
-                and device.kind in backend.kinds
-                and (not backend.vendors or device.vendor in backend.vendors)
-            ):
-                title = f"The {backend.name} backend, which could use {device.name}, is not installed"
-                rows.append(Finding("backend_not_built", "warning", title, "", report.fix_hint or "", device.id))
-                break
+        suited = (
+            b.name for b in BACKENDS if device.kind in b.kinds and (not b.vendors or device.vendor in b.vendors)
+        )
+        report = next((reports[name] for name in suited if name in reports), None)
+        if report is not None and report.state == "not_built":  # else a driver is missing, and the device says so
+            title = f"The {report.backend} backend, which could use {device.name}, is not installed"
+            rows.append(Finding("backend_not_built", "warning", title, "", report.fix_hint or "", device.id))
     return rows

@@ -1,10 +1,10 @@
 """The state of each GPU in one sentence, for set-up, `doctor` and the window. As a program: set-up's last step."""
 
-import re
 import sys
 from collections.abc import Callable
 from typing import Final
 
+from devices.probes.gpu_ids import plain_name
 from devices.types import NO_BACKEND_KNOWN, Device, Machine
 
 NONE_FOUND: Final = "GPU: none found; models run on the CPU."
@@ -21,12 +21,11 @@ _KERNELS: Final = {
     "vulkan": "Vulkan", "rocm": "ROCm", "cuda": "CUDA", "sycl": "SYCL", "metal": "Metal", "openvino": "OpenVINO",
     "opencl": "OpenCL",
 }  # fmt: skip
-_TRADE_MARK: Final = re.compile(r"\((?:R|TM|C)\)", re.IGNORECASE)
 
 
 def device_name(device: Device) -> str:
-    """The device's name without trademark signs, which drivers write as letters in parentheses."""
-    return _TRADE_MARK.sub("", device.name)
+    """The device's name as shown: also a CPU's, which contains trademark signs."""
+    return plain_name(device.name)
 
 
 def gpu_lines(machine: Machine, translated: Callable[[str], str] = str) -> tuple[str, ...]:

@@ -5,10 +5,12 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from devices import install_hints
+from devices import install_hints, types
+from devices.chips import gpu_of
 from devices.distribution import Distribution, Family, distribution, set_kernel_parameters
 from devices.host import CommandResult, Host
 from devices.kernel_packs import bundled
+from devices.merge import merged
 from devices.probes import fix_hints
 from devices.probes.cgroup_limits import is_container
 from devices.types import BackendReport, Device, Machine
@@ -24,6 +26,32 @@ _BUILD_TOOLS = {
 _CLOSED = frozenset({"driver_missing", "no_permission"})
 # GPUs of ARM boards. Their owners measured that llama.cpp's Vulkan reads and writes slower than four cores.
 _SLOWER_THAN_THEIR_PROCESSOR = frozenset({"Broadcom", "Arm"})
+
+
+def with_advice(host: Host, machine: Machine, reports: tuple[BackendReport, ...], *, live: bool = True) -> Machine:
+    """`machine` with these reports of its backends, and why Vulkan does not use each GPU and the fix.
+
+    live: as in `advised`.
+    """
+    joined = merged(replace(machine, backends=advised(host, machine, reports, live=live)))
+    report = next((r for r in reports if r.backend == "vulkan"), None)
+    if machine.system != "linux" or report is None:
+        return joined
+    look = _Look(host, distribution(host), machine, (), live)
+    present = {d.id for d in machine.devices if d.kind in {"igpu", "dgpu"} and d.state == "present"}
+    devices = (_explained(look, d, report) if d.id in present else d for d in joined.devices)
+    return replace(joined, devices=tuple(devices))
+
+
+def _explained(look: "_Look", device: Device, report: BackendReport) -> Device:
+    """The device with the reason and fix of its own: the report's are those of the first GPU."""
+    if device.state == "usable" or device.vendor in _SLOWER_THAN_THEIR_PROCESSOR:
+        return device
+    seen = replace(report, state="no_device", reason="no device") if report.state == "usable" else report
+    own = _vulkan(look._replace(gpus=(device,)), seen)
+    if own.reason in {seen.reason, types.NOT_INSTALLED}:
+        return device
+    return replace(device, reason=own.reason, fix_hint=own.fix_hint)
 
 
 def advised(
@@ -57,10 +85,14 @@ class _Look(NamedTuple):
         if LOADER in reason:
             words = f"the Vulkan loader ({LOADER}) is not installed"
             return words, install_driver(self.system, self.gpus[0].vendor)
+        found_nothing = _FOUND_NOTHING.search(reason)
+        limit = next((name for name in _LIMITING if self.host.env(name)), None) if found_nothing else None
+        if limit is not None:
+            return f"{limit} is set, which limits the GPUs", f"Unset {limit}, then start Tessera again."
         problem = driver_problem(self.host, self.system, self.gpus)
-        if problem is None and _FOUND_NOTHING.search(reason) and self.gpus[0].arch not in MESA_FOR_ARCH:
-            return _UNSUITED, _other_driver(self.host, self.system, self.gpus[0])
-        return problem
+        if problem is not None or not found_nothing:
+            return problem
+        return _unsuited(self.host, self.system, self.gpus[0], self.machine.devices[0].name)
 
 
 def _vulkan(look: _Look, report: BackendReport) -> BackendReport:
@@ -106,6 +138,13 @@ LOADER: Final = "libvulkan.so.1"
 # The kernels' library was loaded, and the driver had nothing for it. What it needs: ggml-vulkan.cpp.
 _FOUND_NOTHING: Final = re.compile("no device|nothing it can use")
 _UNSUITED: Final = "its driver offers no Vulkan 1.2 with 16-bit storage, which the kernels need"
+# Variables of ggml and of the Vulkan loader.
+_LIMITING: Final = (
+    "GGML_VK_VISIBLE_DEVICES", "VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_LOADER_DRIVERS_SELECT",
+    "VK_LOADER_DRIVERS_DISABLE",
+)  # fmt: skip
+# Listed chips without 16-bit storage. Source: Khronos' list of conformant products.
+_WITHOUT_16_BITS: Final = frozenset({"sm_35"})
 DRIVER_LISTS: Final = ("/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d")
 DRIVER_LISTS_NIXOS: Final = ("/run/opengl-driver/share/vulkan/icd.d",)
 # Name of the file that lists a vendor's Vulkan driver.
@@ -165,14 +204,14 @@ def driver_problem(host: Host, system: Distribution, devices: tuple[Device, ...]
         return None
     listed = driver_files(host)
     for device in devices:
-        pattern = _DRIVER_FILES.get(device.vendor, r".")
+        pattern = "nvidia" if device.driver == "nvidia" else _DRIVER_FILES.get(device.vendor, r".")
         if not any(re.search(pattern, path.rpartition("/")[2]) for path in listed):
             if device.driver == "nvidia" and is_container(host):
                 return "this container has NVIDIA's driver without Vulkan", fix_hints.CONTAINER_NVIDIA_VULKAN
             whose = f" for {device.vendor}" if device.vendor in _DRIVER_FILES else ""
             return f"no Vulkan driver{whose} is installed", install_driver(system, device.vendor)
     for device in devices:
-        needed = MESA_FOR_ARCH.get(device.arch or "")
+        needed = next((MESA_FOR_ARCH[name] for name in _targets(device) if name in MESA_FOR_ARCH), None)
         have = mesa_version(host, system, device.vendor) if needed else None
         if needed and have and have < needed:
             words = f"Mesa {have[0]}.{have[1]} does not know {device.name}: {needed[0]}.{needed[1]} or newer does"
@@ -180,15 +219,24 @@ def driver_problem(host: Host, system: Distribution, devices: tuple[Device, ...]
     return None
 
 
-def _other_driver(host: Host, system: Distribution, device: Device) -> str:
-    """What to do where an installed driver has too little of Vulkan."""
+def _targets(device: Device) -> tuple[str, ...]:
+    """The GPU's target, also by its PCI id where the kernel does not report it."""
+    chip = gpu_of(device, "") if device.arch is None else None
+    return chip.ids if chip is not None else (device.arch or "",)
+
+
+def _unsuited(host: Host, system: Distribution, device: Device, cpu_name: str) -> tuple[str, str]:
+    """Why an installed driver has nothing for the kernels, and what to do."""
     if device.driver == "radeon":
         add = "radeon.si_support=0 radeon.cik_support=0 amdgpu.si_support=1 amdgpu.cik_support=1"
         words = "The kernel driver radeon has none. Radeon HD 7700 and newer can use amdgpu"
-        return f"{words}: {set_kernel_parameters(host, add)}"
+        return _UNSUITED, f"{words}: {set_kernel_parameters(host, add)}"
     if device.driver == "nouveau":
-        return install_driver(system, "NVIDIA")
-    return "An update of the system may bring a newer driver; a GPU from before 2016 cannot run models."
+        return _UNSUITED, install_driver(system, "NVIDIA")
+    chip = gpu_of(device, cpu_name)
+    if chip is not None and not _WITHOUT_16_BITS & {*chip.ids}:
+        return types.NOT_OFFERED, fix_hints.RESTART_NVIDIA if device.driver == "nvidia" else fix_hints.RESTART
+    return _UNSUITED, "An update of the system may bring a newer driver; a GPU from before 2016 cannot run models."
 
 
 def driver_files(host: Host) -> tuple[str, ...]:

@@ -3,11 +3,12 @@
 from msgspec.structs import replace
 
 from devices import install_hints, types
+from devices.backends import openvino
 from devices.backends.cpu_kernels import BACKEND as TILES
 from devices.backends.libraries import BACKENDS
 from devices.chips import with_chips
 from devices.isa import canonical
-from devices.probes import fix_hints
+from devices.probes import fix_hints, gpu_ids
 from devices.types import BackendDevice, BackendReport, Device, Evidence, Kind, Machine, Memory, Runtime, State
 
 # ggml's CPU feature names → Tessera's, if they differ.
@@ -53,7 +54,12 @@ def _attach(devices: dict[str, Device], report: BackendReport, listed: BackendDe
         device = _unlisted(report, listed)
     elif device.vendor == UNKNOWN:  # behind a layer such as WSL, only its backend knows it
         kind: Kind = "igpu" if listed.kind == "igpu" else device.kind
-        device = replace(device, vendor=_vendor(report, listed), name=listed.description or device.name, kind=kind)
+        device = replace(
+            device,
+            vendor=_vendor(report, listed),
+            name=gpu_ids.plain_name(listed.description) or device.name,
+            kind=kind,
+        )
     runtime = Runtime(
         backend=report.backend,
         device_name=listed.name,
@@ -100,9 +106,9 @@ def _match(devices: dict[str, Device], report: BackendReport, listed: BackendDev
 
 
 def _name(device: Device, listed: BackendDevice) -> str:
-    """The driver's own name if the inventory's came only from a table or an id."""
-    if device.kind in {"igpu", "dgpu"} and device.pci_id and device.name.endswith((device.pci_id, ")")):
-        return listed.description or device.name
+    """The driver's own name if the inventory's is only that of its id."""
+    if any(e.key == gpu_ids.NAME_OF_ID for e in device.evidence):
+        return gpu_ids.plain_name(listed.description) or device.name
     return device.name
 
 
@@ -156,7 +162,7 @@ def _unlisted(report: BackendReport, listed: BackendDevice) -> Device:
         id=listed.device_id or f"{report.backend}:{listed.name.lower()}",
         kind="npu" if listed.kind == "npu" else "igpu" if unified else "dgpu",
         vendor="software" if software else _vendor(report, listed),
-        name=listed.description or listed.name,
+        name=gpu_ids.plain_name(listed.description) or listed.name,
         state="present",
         memory=Memory(
             physical_bytes=listed.total_bytes,
@@ -200,12 +206,12 @@ def _settled(device: Device, machine: Machine) -> Device:  # noqa: PLR0911 - one
     names = [b.name for b in candidates if machine.system in b.systems]
     if not names:
         return replace(device, state="unknown", reason=types.NO_BACKEND_KNOWN, fix_hint=fix_hints.UNKNOWN)
+    for name in names:
+        if name != openvino.BACKEND and name in reports and reports[name].state == "usable":
+            driver = install_hints.no_device(name, machine.system) or fix_hints.UNKNOWN
+            return replace(device, reason=types.NOT_OFFERED, fix_hint=driver)
     absent = reports.get(names[0])
     if absent is not None and absent.state == "not_built" and absent.reason != types.NOT_INSTALLED:
         return replace(device, reason=absent.reason, fix_hint=absent.fix_hint)
     hint = absent.fix_hint if absent else install_hints.missing_backend(names[0], machine.system, machine.arch)
-    return replace(
-        device,
-        reason=f"no backend for it is installed (candidates: {', '.join(names)})",
-        fix_hint=hint,
-    )
+    return replace(device, reason=types.NO_KERNELS, fix_hint=hint)

@@ -14,12 +14,11 @@ from devices.backends.backend_probe import try_backends as try_all
 from devices.backends.libraries import BACKENDS
 from devices.child_command import child_command
 from devices.detect import detailed
-from devices.gpu_advice import advised, driver_files, package_versions
+from devices.gpu_advice import driver_files, package_versions, with_advice
 from devices.host import Host
 from devices.kernel_packs import bundled
 from devices.kernel_packs.folder import installed_libraries
 from devices.llama_cpp_versions.folder import chosen_version
-from devices.merge import merged
 from devices.recording import RecordedHost
 from devices.types import Machine
 
@@ -37,8 +36,7 @@ def live_report(host: Host, cache: Path | None, *, try_backends: bool = True, fr
     bundled.provide(machine)
     work_round_crashes(machine)
     trials = installed_trials(libraries.library_folder(), onnx=libraries.has_onnxruntime())
-    reports = advised(host, machine, try_all(machine, cache, fresh=fresh, trials=trials))
-    return merged(replace(machine, backends=reports))
+    return with_advice(host, machine, try_all(machine, cache, fresh=fresh, trials=trials))
 
 
 def work_round_crashes(machine: Machine) -> None:
@@ -70,8 +68,8 @@ def _with_packages(host: Host, machine: Machine) -> Machine:
 def recorded_report(host: RecordedHost) -> Machine:
     """Build the report from a recording and its recorded backend results."""
     machine = _with_packages(host, detailed(host))
-    reports = advised(host, machine, backend_reports(host.backends), live=False)
-    return merged(replace(machine, backends=reports)) if reports else machine
+    reports = backend_reports(host.backends)
+    return with_advice(host, machine, reports, live=False) if reports else machine
 
 
 def installed_trials(folder: Path | None, *, onnx: bool) -> tuple[ProbeSpec, ...]:

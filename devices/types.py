@@ -292,6 +292,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 # Reasons without numbers why a device is not usable. The window translates these by their English text.
 
 NOT_INSTALLED: Final = "its library is not installed"
+NO_KERNELS: Final = "no kernels for it are installed"
+NOT_OFFERED: Final = "its driver does not offer it to the installed kernels"
 NOT_TRIED: Final = "not tried yet"
 NO_DRIVER_BOUND: Final = "no driver is bound to it"
 NO_DISPLAY_DRIVER: Final = "no display driver is installed"

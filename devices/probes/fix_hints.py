@@ -52,6 +52,14 @@ def container_device(path: str) -> str:
 
 CONTAINER_NVIDIA = "Start the container with `--gpus all` (it needs NVIDIA's container toolkit on the host)."
 CONTAINER_NVIDIA_VULKAN = "Start the container with `--gpus all -e NVIDIA_DRIVER_CAPABILITIES=all`."
+RESTART = (
+    "Restart, if the system was updated since the last start. `vulkaninfo --summary` (package vulkan-tools) must "
+    "list the GPU."
+)
+RESTART_NVIDIA = (
+    "Restart, if NVIDIA's driver was updated since the last start: it does not work until then. `nvidia-smi` must "
+    "list the GPU."
+)
 NPU_XDNA1 = (
     "This first-generation NPU (XDNA1) runs small vision models only; no language-model runtime supports it. "
     "Use the integrated GPU."

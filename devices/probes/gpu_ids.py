@@ -1,5 +1,8 @@
 """Facts from PCI ids of GPUs: integrated or not, instruction-set target, name."""
 
+import re
+from typing import Final
+
 import msgspec
 
 VENDORS = {
@@ -76,6 +79,22 @@ _INTEL_FAMILIES: tuple[tuple[frozenset[int], str, str], ...] = (
     (frozenset({*range(0x9A40, 0x9AFA)}), "Iris Xe (Tiger Lake)", "xe-lp"),
 )
 INTEL_DISCRETE_ARCHES = frozenset({"xe2-hpg", "xe-hpg"})
+# Evidence key of a name that comes from an id only: it may stand for several chips, so a driver's name replaces it.
+NAME_OF_ID: Final = "name of its PCI id"
+_TRADE_MARK: Final = re.compile(r"\((?:R|TM|C)\)", re.IGNORECASE)
+# Mesa adds its driver: "(RADV GFX1201)", "(NVK AD107)". Intel's, such as "(LNL)", tells chips apart and stays.
+_DRIVER: Final = re.compile(r" \((?:RADV|NVK) [A-Z0-9_]+\)$")
+
+
+def plain_name(name: str) -> str:
+    """A GPU's name without trademark signs, which drivers write as letters in parentheses."""
+    return _DRIVER.sub("", " ".join(_TRADE_MARK.sub("", name).split()))
+
+
+def product_name(name: str) -> str:
+    """What is sold, of an entry of the PCI database: the part in brackets of `Navi 48 [Radeon RX 9070]`."""
+    bracketed = re.search(r"\[(.+)\]$", name)
+    return bracketed[1] if bracketed else name
 
 
 def gpu_id(vendor: int, device: int) -> GpuId | None:

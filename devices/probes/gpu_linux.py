@@ -88,12 +88,12 @@ def _pci_gpu(
     vendor = gpu_ids.VENDORS.get(f.vendor, f"vendor {f.vendor:04x}")
     cards = list(host.listdir(f"{f.path}/drm"))
     state, reason, hint = _state(host, f, vendor, cards)
-    nvidia = fields(text(host, f"/proc/driver/nvidia/gpus/{f.address}/information"))
+    name, is_of_id = _name(host, f, vendor, chip, cpu_name if integrated else "")
     return Device(
         id=f.address,
         kind="igpu" if integrated else "dgpu",
         vendor=vendor,
-        name=nvidia.get("Model") or _name(host, f, vendor, chip, cpu_name if integrated else ""),
+        name=gpu_ids.plain_name(name),
         state=state,
         memory=_memory(host, f, ram, cards, integrated=integrated),
         pci=f.address,
@@ -107,6 +107,7 @@ def _pci_gpu(
         evidence=(
             Evidence(f"{f.path}/uevent", "PCI_ID", f.pci_id),
             why,
+            *([Evidence("PCI ids", gpu_ids.NAME_OF_ID, name, 0.7)] if is_of_id else []),
             *_units(node),
             *([] if integrated else _link(host, f)),
         ),
@@ -138,17 +139,21 @@ def _lanes_gbs(host: Host, path: str) -> float | None:
     return lanes * rate * (SLOW_LANE_GBS if rate <= SLOW_GTS else LANE_GBS)
 
 
-def _name(host: Host, f: PciFunction, vendor: str, chip: gpu_ids.GpuId | None, cpu_name: str) -> str:
-    product = text(host, f"{f.path}/product_name")
+def _name(host: Host, f: PciFunction, vendor: str, chip: gpu_ids.GpuId | None, cpu_name: str) -> tuple[str, bool]:
+    """The GPU's name, and whether it comes from its id only."""
+    nvidia = fields(text(host, f"/proc/driver/nvidia/gpus/{f.address}/information"))
+    product = nvidia.get("Model") or text(host, f"{f.path}/product_name")
     if product:
-        return product
+        return product, False
     part = re.search(r"w/ (Radeon.*)$", cpu_name)
     if part and vendor == "AMD":
-        return f"AMD {part[1]}"
+        return f"AMD {part[1]}", False
     if chip is not None:
-        return f"{vendor} {chip.name}"
+        return f"{vendor} {chip.name}", True
     listed = host.api(f"pci_name:{f.pci_id}")
-    return f"{vendor} {listed}" if isinstance(listed, str) and listed else f"{vendor} GPU {f.pci_id}"
+    if isinstance(listed, str) and listed:
+        return f"{vendor} {gpu_ids.product_name(listed)}", True
+    return f"{vendor} GPU {f.pci_id}", True
 
 
 def _state(  # noqa: C901 - one branch per reason why a GPU is unreachable
@@ -288,7 +293,10 @@ def _cards_without_pci(host: Host, addresses: set[str], ram: SystemMemory) -> li
                 driver=driver or None,
                 reason=types.NOT_TRIED,
                 fix_hint=fix_hints.TRY,
-                evidence=(Evidence(base, "vendor:device", f"{vendor:04x}:{device:04x}"),),
+                evidence=(
+                    Evidence(base, "vendor:device", f"{vendor:04x}:{device:04x}"),
+                    Evidence("PCI ids", gpu_ids.NAME_OF_ID, name, 0.7),
+                ),
             )
         elif driver in SOC_DRIVERS:
             gpus[target or card] = Device(

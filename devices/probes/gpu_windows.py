@@ -112,7 +112,7 @@ def _adapter(
         id=pci or f"luid:{adapter.get('luid') or f'{vendor_id:04x}-{device_id:04x}'}",
         kind="igpu" if integrated else "dgpu",
         vendor=vendor,
-        name=str(adapter.get("description") or (chip.name if chip else f"{vendor} GPU")),
+        name=gpu_ids.plain_name(str(adapter.get("description") or (chip.name if chip else f"{vendor} GPU"))),
         state="present",
         memory=memory,
         pci=pci,

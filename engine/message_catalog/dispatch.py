@@ -69,7 +69,7 @@ _GPU: Final = {
     "few_experts_on_processor": "those experts run on the CPU: each token uses only a few of them, but all other weights",
     "layers_shared_out": "no single GPU here has enough memory: layers are split by free memory ({shares: and })",
     "file_is_read": "the file is read, not mapped: mapped weights would be stored twice in shared memory",
-    "experts_in_shared_memory": "its experts too: the CPU shares this memory and reads it slower",
+    "experts_in_shared_memory": "its experts run on the GPU too: the CPU shares this memory and reads it more slowly",
     "card_first": "an integrated GPU without matrix units is not preferred to a dedicated GPU",
     "faster_together": "{answers:.1f} of its answers run at once on average: {backend} then generates {total_tok_s:.0f} tok/s for all of them and reads {prefill_tok_s:.0f}, {other} {other_tok_s:.0f} and {other_prefill_tok_s:.0f}; a single answer would be faster there",
     "behind_other_backend": "{backend} is known to be slower than {other} on such GPUs",

@@ -9,13 +9,14 @@ from msgspec.structs import replace
 
 from devices.backends.backend_probe import try_backends
 from devices.detect import detailed
+from devices.doctor import diagnose
 from devices.first_look import gpu_lines
-from devices.gpu_advice import advised
+from devices.gpu_advice import with_advice
 from devices.kernel_packs import bundled
 from devices.merge import merged
 from devices.recording import RecordedHost
 from devices.report import recorded_report
-from devices.types import BackendReport
+from devices.types import BackendDevice, BackendReport
 from tests.support.machines.machines import machines, reports
 
 RECORDINGS = machines()
@@ -42,10 +43,9 @@ def machine_on(system, report, *, name=HALO, mesa="", drivers=("radeon_icd.x86_6
     for command in ("dpkg-query -W -f ${Version}", "rpm -q --qf %{VERSION}"):
         recording["commands"][f"{command} mesa-vulkan-drivers"] = {"returncode": 0 if mesa else 1, "stdout": mesa}
     recording["access"] |= parts.get("access", {})
+    recording["env"] |= parts.get("env", {})
     host = RecordedHost({**recording, "backends": []})
-    machine = detailed(host)
-    found = advised(host, machine, (report,), live=parts.get("live", False))
-    return merged(replace(machine, backends=found))
+    return with_advice(host, detailed(host), (report,), live=parts.get("live", False))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,11 @@ def test_debian_13_has_a_newer_mesa_in_its_backports():
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("nv-hybrid-addw4", {"driver": "i915", "arch": None}, "a GPU from before 2016 cannot run models"),
+        (
+            "nv-hybrid-addw4",
+            {"driver": "i915", "arch": None, "pci_id": "8086:0166"},
+            "a GPU from before 2016 cannot run models",
+        ),
         ("sh-linux-egpu-rdna4", {"driver": "radeon", "arch": None}, "amdgpu.si_support=1"),
         ("simpledrm-card0", {"driver": "nouveau", "arch": None}, "apt install nvidia-driver"),
     ],
@@ -116,8 +120,7 @@ def test_a_driver_without_what_the_kernels_need_is_not_installed_again(name, cha
     for driver in ("intel_hasvk_icd", "radeon_icd", "nouveau_icd"):
         recording["files"][f"/usr/share/vulkan/icd.d/{driver}.x86_64.json"] = "{}"
     reported = NO_DEVICE if report == "no_device" else NOT_BUILT
-    found = advised(RecordedHost({**recording, "backends": []}), machine, (reported,))
-    (line,) = gpu_lines(merged(replace(machine, backends=found)))
+    (line,) = gpu_lines(with_advice(RecordedHost({**recording, "backends": []}), machine, (reported,)))
     assert "no Vulkan 1.2 with 16-bit storage" in line
     assert words in line
     assert "kernels install" not in line
@@ -134,8 +137,7 @@ def other_gpu(name, driver, vendor, chip, report=NO_DEVICE, *, container=False):
     gpu = next(d for d in machine.devices if d.kind in {"igpu", "dgpu"})
     gpu = replace(gpu, driver=driver, vendor=vendor, name=chip, arch=None, state="present")
     machine = replace(machine, devices=(machine.devices[0], gpu))
-    found = advised(RecordedHost({**recording, "backends": []}), machine, (report,), live=False)
-    (line,) = gpu_lines(merged(replace(machine, backends=found)))
+    (line,) = gpu_lines(with_advice(RecordedHost({**recording, "backends": []}), machine, (report,), live=False))
     return line
 
 
@@ -146,6 +148,95 @@ def test_gpus_whose_driver_comes_from_elsewhere_are_not_told_to_install_one():
     line = other_gpu("sh-linux-egpu-rdna4", "v3d", "Broadcom", "Broadcom GPU (v3d)", NOT_BUILT)
     assert line.endswith("is not used: such GPUs run models slower than their CPU.")
     assert "for unknown" not in other_gpu("sh-wsl2", "dxgkrnl", "unknown", "GPU behind WSL")
+
+
+SEES_INTEL = BackendReport(
+    "vulkan", "libggml-vulkan.so", "usable",
+    devices=(BackendDevice("Vulkan0", "Intel(R) Graphics (RPL-S)", "igpu", 1 << 34, 1 << 34, "0000:00:02.0"),),
+)  # fmt: skip
+SEES_NVIDIA = replace(
+    SEES_INTEL,
+    devices=(BackendDevice("Vulkan0", "NVIDIA GeForce RTX 4060", "gpu", 1 << 33, 1 << 33, "0000:01:00.0"),),
+)
+ON_UBUNTU = {"system": "Ubuntu 24.04", "name": "nv-hybrid-addw4"}
+
+
+@pytest.mark.parametrize(
+    ("report", "drivers", "words"),
+    [
+        (SEES_INTEL, ["intel_icd.json"], "RTX 4060 is not used: no Vulkan driver for NVIDIA is installed. Install"),
+        (SEES_INTEL, ["intel_icd.json", "nouveau_icd.json"], "no Vulkan driver for NVIDIA is installed"),
+        (SEES_INTEL, ["intel_icd.json", "nvidia_icd.json"], "`nvidia-smi` must list the GPU."),
+        (
+            SEES_NVIDIA,
+            ["nvidia_icd.json"],
+            "no Vulkan driver for Intel is installed. Install it: `sudo apt install",
+        ),
+        (SEES_NVIDIA, ["nvidia_icd.json", "intel_icd.json"], "`vulkaninfo --summary`"),
+    ],
+)
+def test_of_two_gpus_the_one_that_vulkan_does_not_see_is_told_why(report, drivers, words):
+    machine = machine_on(report=report, drivers=drivers, **ON_UBUNTU)
+    lines = gpu_lines(machine)
+    assert sum("runs models with Vulkan kernels" in line for line in lines) == 1
+    (unused,) = (line for line in lines if "is not used" in line)
+    assert words in unused
+    # Other kernels would not help: a driver is missing.
+    findings = [f for f in diagnose(machine) if f.device in {"0000:00:02.0", "0000:01:00.0"}]
+    assert [(f.id, f.severity) for f in findings] == [
+        ("device_present", "warning" if report is SEES_INTEL else "advice")
+    ]
+
+
+def test_two_gpus_without_a_driver_are_told_their_own():
+    intel, nvidia = gpu_lines(machine_on(report=NO_DEVICE, drivers=(), **ON_UBUNTU))
+    assert "no Vulkan driver for Intel is installed. Install it: `sudo apt install mesa-vulkan-drivers`" in intel
+    assert "no Vulkan driver for NVIDIA is installed. Install NVIDIA's driver" in nvidia
+
+
+def test_a_card_whose_target_the_kernel_does_not_report_needs_its_mesa_too():
+    machine = machine_on("Ubuntu 24.04", NO_DEVICE, name="sh-linux-egpu-rdna4", mesa="24.2.8")
+    card, halo = gpu_lines(machine)
+    assert "Mesa 24.2 does not know AMD GPU 1002:7550: 25.0 or newer does" in card
+    assert "its driver does not offer it to the installed kernels. Restart" in halo
+
+
+def test_a_variable_that_hides_a_gpu_is_named():
+    recording = {"env": {"VK_ICD_FILENAMES": "/opt/lvp_icd.json"}}
+    (line,) = gpu_lines(machine_on("Debian 13", NO_DEVICE, mesa="25.0.7", **recording))
+    assert "VK_ICD_FILENAMES is set, which limits the GPUs. Unset VK_ICD_FILENAMES" in line
+
+
+def test_a_gpu_without_kernels_is_one_finding():
+    recording = {**RECORDINGS[HALO], "backends": [{"backend": "vulkan", "library": "", "state": "not_built"}]}
+    machine = recorded_report(RecordedHost(recording))
+    assert [f.id for f in diagnose(machine) if f.device == machine.device("igpu").id].count(
+        "backend_not_built"
+    ) == 1
+    assert not any(f.id == "device_present" for f in diagnose(machine) if f.device == machine.device("igpu").id)
+
+
+@pytest.mark.parametrize(
+    ("listed", "by_driver", "name"),
+    [
+        (
+            "Navi 48 [Radeon RX 9070/9070 XT/9070 GRE]",
+            "AMD Radeon RX 9070 XT (RADV GFX1201)",
+            "AMD Radeon RX 9070 XT",
+        ),
+        ("Navi 48 [Radeon RX 9070/9070 XT/9070 GRE]", "", "AMD Radeon RX 9070/9070 XT/9070 GRE"),
+        ("Navi 48", "", "AMD Navi 48"),
+        ("", "AMD Radeon(TM)  RX 9070 XT", "AMD Radeon RX 9070 XT"),
+    ],
+)
+def test_a_card_has_the_name_that_it_is_sold_by(listed, by_driver, name):
+    recording = copy.deepcopy(RECORDINGS["sh-linux-egpu-rdna4"])
+    recording["api"]["pci_name:1002:7550"] = listed
+    device = {"name": "Vulkan0", "description": by_driver, "kind": "gpu", "device_id": "0000:04:00.0"}
+    device |= {"total_bytes": 1 << 34, "free_bytes": 1 << 34}
+    report = {"backend": "vulkan", "library": "", "state": "usable", "devices": [device] if by_driver else []}
+    machine = recorded_report(RecordedHost({**recording, "backends": [report]}))
+    assert [d.name for d in machine.devices[1:]] == [name, "AMD Radeon 8060S"]
 
 
 def test_a_missing_loader_is_told_from_the_reason_the_library_did_not_load():

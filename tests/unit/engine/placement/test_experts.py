@@ -109,7 +109,7 @@ def test_a_strix_halo_takes_all_of_it_experts_too(name):
     assert (at.n_gpu_layers, at.cpu_expert_layers, at.use_mmap, at.flash_attn) == (LAYERS + 1, 0, False, "on")
     assert at.n_ubatch == (1024 if plan.backend == "vulkan" else 2048)
     said = " ".join(sentences(plan.reasons))
-    for reason in ("all layers fit on AMD Radeon 8060S", "its experts too", "read, not mapped"):
+    for reason in ("all layers fit on AMD Radeon 8060S", "its experts run on the GPU too", "read, not mapped"):
         assert reason in said
 
 
