@@ -18,6 +18,7 @@ Options come before the command:
 import difflib
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 
@@ -32,6 +33,8 @@ TESSERA_OPTIONS = ("--version", "--debug", *HELP)
 BYTES_A_PROCESS = 3 << 30
 # tests/support/plugins/quick.py skips all but unit tests; if paths follow, only those are run.
 QUICK_RUN = ["-n", "2", "--dist", "worksteal"]
+# The Python versions for which all locked packages have wheels.
+OLDEST, NEWEST = (3, 11), (3, 14)
 LOCKS = {"desktop": "desktop.txt", "server": "base.txt", "test": "dev.txt"}
 
 
@@ -65,7 +68,7 @@ def fingerprint(kind: str) -> str:
 
 def build_tools() -> "list[str]":
     """Kernels that can be built on this computer, in addition to those of every environment."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < OLDEST:
         return []
     sys.path.insert(0, ROOT)
     from installers.bootstrap import kernels
@@ -248,19 +251,44 @@ def carry_out(own: "dict[str, str]", rest: "list[str]") -> int:
     return run([venv_python(), "-m", "pytest", *whole, *rest[1:], *quick])
 
 
+def suited_python() -> str:
+    """Path of a Python on this computer that has wheels of all packages, the newest first; "" if there is none."""
+    for minor in range(NEWEST[1], OLDEST[1] - 1, -1):
+        path = shutil.which("python3.{}".format(minor))
+        if path is None:
+            continue
+        # Version managers leave programs of this name behind that only print an error.
+        query = [path, "-c", "import sys; print(sys.version_info[1])"]
+        done = subprocess.run(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+        if done.returncode == 0 and done.stdout.strip() == str(minor).encode():
+            return path
+    return ""
+
+
+def with_other_python() -> int:
+    """Run this program again with a Python of the right version, or say which one to install."""
+    here = "{}.{}".format(*sys.version_info[:2])
+    path = suited_python()
+    if not path:
+        sys.stderr.write(
+            "Tessera needs Python 3.{} to 3.{}; this is {} ({}).\n"
+            "Install one of them and run it by name, such as: python3.{} start.py\n".format(
+                OLDEST[1], NEWEST[1], here, sys.executable, NEWEST[1]
+            )
+        )
+        return 2
+    if not os.path.exists(MARKER):
+        sys.stderr.write("Using {}, since Tessera has no packages for Python {}.\n".format(path, here))
+    return run([path, os.path.join(ROOT, "start.py"), *sys.argv[1:]])
+
+
 def main() -> int:
     """Show help, reject invalid arguments, or run the command."""
     own, rest = split_arguments(sys.argv[1:])
     if asks_for_help(rest):
         return show_help(rest)
-    if sys.version_info < (3, 11):
-        sys.stderr.write(
-            "Tessera needs Python 3.11 or newer; this is {}.{} ({}).\n"
-            "Install a newer one and run it by name, such as: python3.12 start.py\n".format(
-                sys.version_info[0], sys.version_info[1], sys.executable
-            )
-        )
-        return 2
+    if not OLDEST <= sys.version_info[:2] <= NEWEST:
+        return with_other_python()
     refused = refusal(own, rest)
     if refused:
         sys.stderr.write("start.py: {}\npython3 start.py --help shows what there is.\n".format(refused))

@@ -215,7 +215,7 @@ def _set_aside(candidate: Candidate, others: list[Candidate]) -> Reason | None:
 def _reasons(
     chosen: Candidate, overrides: PlacementLimits, machine: Machine, shape: ModelShape, pinned: bool
 ) -> tuple[Reason, ...]:
-    reasons = []
+    reasons = [] if chosen.fits else [because("fits_not_now")]
     if pinned and overrides.device:
         reasons.append(because("pinned", device=overrides.device))
     if chosen.backend == BACKEND and chosen.runtime:
@@ -232,8 +232,6 @@ def _reasons(
         reasons.append(because("half_the_cores_quiet"))
     elif overrides.on_battery:
         reasons.append(because("half_the_cores_on_battery"))
-    if not chosen.fits:
-        reasons.append(because("fits_not_now"))
     return tuple(reasons)
 
 

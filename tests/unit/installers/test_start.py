@@ -29,10 +29,34 @@ def test_own_options_come_first_and_the_rest_is_tesseras(start):
     assert rest == ["chat", "--no-gui"]
 
 
-def test_an_old_python_is_told_what_to_do(start, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "version_info", (3, 9, 1))
+@pytest.mark.parametrize("version", [(3, 9, 1), (3, 15, 0)])
+def test_without_a_suited_python_the_owner_is_told_which_ones_are(start, version, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "version_info", version)
     assert start.main() == 2
-    assert "3.11" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert f"needs Python 3.11 to 3.14; this is 3.{version[1]} (" in message
+    assert "run it by name, such as: python3.14 start.py" in message
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("version", ["(3, 9, 1)", "(3, 15, 0)"])
+def test_another_python_of_this_computer_is_used_by_itself(version, tmp_path):
+    """A name that a version manager left behind is passed over: it only prints an error."""
+    (tmp_path / "python3.14").write_text("#!/bin/sh\necho 'no such version' >&2\nexit 127\n")
+    (tmp_path / "python3.14").chmod(0o755)
+    name = f"python3.{sys.version_info[1]}"
+    (tmp_path / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    (tmp_path / name).chmod(0o755)
+    program = (
+        f"import runpy, sys; sys.version_info = {version}; sys.argv = ['start.py', '--version']; "
+        f"runpy.run_path({str(ROOT / 'start.py')!r}, run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("tessera, version ")
 
 
 def test_start_py_parses_under_an_old_grammar():
