@@ -5,6 +5,7 @@ import time
 from types import SimpleNamespace
 
 import msgspec
+import pytest
 from PySide6.QtCore import QCoreApplication, QEvent, QPoint
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QCheckBox, QComboBox, QLabel, QPlainTextEdit, QPushButton, QSpinBox
@@ -52,6 +53,7 @@ from engine.api.stats import ModelUse, Stats, Work, WorkSamples
 from tests.gui.fake_server import Events, machine
 from tests.gui.hands import press, texts
 from tests.gui.wire import fact, placement, starter
+from tests.support.machines.opened_machines import assembled
 
 MACHINE = machine(
     memory=SystemMemory(total_bytes=24 << 30),
@@ -206,6 +208,42 @@ def test_the_machine_in_one_sentence():
     for devices, where in ((MACHINE.devices[:1], "its CPU"), ((MACHINE.devices[0], usable), "RX 9070")):
         shown = plain_summary(msgspec.structs.replace(MACHINE, devices=devices))
         assert shown == f"{fits}\nThey run on {where}."
+
+
+@pytest.mark.parametrize(
+    ("gpus", "where"),
+    [
+        (  # the integrated GPU has four times as much memory
+            [("AMD Radeon 890M", 15, "1002:150e", "gfx1150"),
+             ("NVIDIA GeForce RTX 5060 Laptop GPU", 8, "10de:0", "sm_120")],
+            "Those of up to about 12 billion run on NVIDIA GeForce RTX 5060 Laptop GPU, larger ones in part."),
+        ([("Radeon AI PRO R9700", 32, "1002:7551", "gfx1201")], "They run on Radeon AI PRO R9700."),
+        ([("AMD Radeon 8060S", 24, "1002:1586", "gfx1151")], "They run on AMD Radeon 8060S."),
+        ([("Intel UHD Graphics 620", 16, "8086:5917", None)],
+         "They run on Intel UHD Graphics 620 or on its CPU, whichever is faster."),
+    ],
+)  # fmt: skip
+def test_the_first_screen_names_the_device_that_dispatch_takes(gpus, where):
+    computer = assembled("AMD Ryzen AI 9 HX 370 w/ Radeon 890M", 12, 32, 120, *gpus)
+    fits = "This computer runs models of up to about 49 billion parameters."
+    assert plain_summary(computer) == f"{fits}\n{where}"
+
+
+def test_a_card_that_is_not_used_is_named_beside_the_integrated_gpu_that_is():
+    parts = ("AMD Radeon 890M", 15, "1002:150e", "gfx1150"), ("RTX 5060 Laptop GPU", 8, "10de:0", "sm_120")
+    computer = assembled("AMD Ryzen AI 9 HX 370 w/ Radeon 890M", 12, 32, 120, *parts)
+    card = msgspec.structs.replace(computer.devices[2], state="present", runtimes=())
+    computer = msgspec.structs.replace(computer, devices=(*computer.devices[:2], card))
+    _, used, unused = plain_summary(computer).splitlines()
+    assert used == "They run on AMD Radeon 890M."
+    assert unused == "RTX 5060 Laptop GPU is not used; the page System says why."
+    assert summary(computer).startswith("AMD Radeon 890M, 32.0 GiB for models")
+
+
+def test_a_container_has_as_much_memory_as_its_limit():
+    limited = msgspec.structs.replace(MACHINE, memory=SystemMemory(total_bytes=24 << 30, limit_bytes=8 << 30))
+    limited = msgspec.structs.replace(limited, devices=())
+    assert "8.0 GiB for models: up to about 12 billion" in summary(limited)
 
 
 def test_memory_adds_up_to_what_is_used():

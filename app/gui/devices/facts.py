@@ -39,10 +39,12 @@ _USABLE_FRACTION = 0.8  # leaves space for the KV cache and the system
 
 def summary(machine: Machine) -> str:
     """One sentence about what this computer can run."""
-    best, total = _best(machine)
+    best, total = _best(machine), _total_bytes(machine)
     if not total:
         return tr("The hardware of this computer has not been checked yet.")
     name = (device_name(best) if best else "") or tr("This computer")
+    if best is not None and best.kind == "dgpu" and budget(best):
+        name = tr("{name} with {memory}").format(name=name, memory=formatted.size(budget(best)))
     return tr("{name}, {memory} for models: up to about {n} billion parameters.").format(
         name=name, memory=formatted.size(total), n=formatted.whole(_billions(total))
     )
@@ -50,23 +52,44 @@ def summary(machine: Machine) -> str:
 
 def plain_summary(machine: Machine) -> str:
     """The same in plain words, without bits and backends; the System page has the details."""
-    best, total = _best(machine)
+    best, total = _best(machine), _total_bytes(machine)
     if not total:
         return tr("The hardware of this computer has not been checked yet.")
     words = tr("This computer runs models of up to about {n} billion parameters.")
-    fits = words.format(n=formatted.whole(_billions(total)))
-    unused = next((d for d in machine.devices if d.kind in _GPU_KINDS and d.state != "usable"), None)
-    if best is not None and best.kind in _GPU_KINDS and best.state == "usable":
-        return f"{fits}\n{tr('They run on {name}.').format(name=device_name(best))}"
+    lines = [words.format(n=formatted.whole(_billions(total)))]
+    gpus = [device for device in machine.devices if device.kind in _GPU_KINDS]
+    if best is None or best.kind not in _GPU_KINDS:
+        unused = next((device for device in gpus if device.state != "usable"), None)
+        lines += [] if unused else [tr("They run on its CPU.")]
+    else:
+        unused = next((d for d in gpus if d.kind == "dgpu" and d.state != "usable"), None)
+        lines.append(_where(best, total))
     if unused is not None:
-        return f"{fits}\n{tr('{name} is not used; the page System says why.').format(name=device_name(unused))}"
-    return f"{fits}\n{tr('They run on its CPU.')}"
+        lines.append(tr("{name} is not used; the page System says why.").format(name=device_name(unused)))
+    return "\n".join(lines)
 
 
-def _best(machine: Machine) -> tuple[Device | None, int]:
-    """The best device for models, and the number of bytes for models."""
-    best = max(machine.devices, key=lambda device: (rank(device), budget(device)), default=None)
-    return best, max(budget(best) if best else 0, machine.memory.total_bytes or 0)
+def _where(gpu: Device, total: int) -> str:
+    """Which models run on the GPU: a card holds few of them whole, and not every integrated GPU beats its CPU."""
+    name = device_name(gpu)
+    if gpu.kind == "dgpu" and 0 < budget(gpu) < total:
+        words = tr("Those of up to about {n} billion run on {name}, larger ones in part.")
+        return words.format(n=formatted.whole(_billions(budget(gpu))), name=name)
+    is_strong = gpu.vendor == "Apple" or (gpu.vendor != "Qualcomm" and any(r.matrix_units for r in gpu.runtimes))
+    if gpu.kind == "igpu" and not is_strong:
+        return tr("They run on {name} or on its CPU, whichever is faster.").format(name=name)
+    return tr("They run on {name}.").format(name=name)
+
+
+def _best(machine: Machine) -> Device | None:
+    """The device that most models run on: a card before an integrated GPU, although that one has more memory."""
+    return max(machine.devices, key=lambda device: (rank(device), budget(device)), default=None)
+
+
+def _total_bytes(machine: Machine) -> int:
+    """Memory for models, on the largest device or in main memory, as far as this process may use it."""
+    best, memory = _best(machine), machine.memory
+    return max(budget(best) if best else 0, memory.limit_bytes or memory.total_bytes or 0)
 
 
 def _billions(num_bytes: int) -> int:
@@ -80,8 +103,8 @@ def gpu_words(machine: Machine) -> str:
 
 
 def rank(device: Device) -> int:
-    """Sort key: GPUs before the CPU, usable devices before others."""
-    return {"dgpu": 2, "igpu": 2, "cpu": 1}.get(device.kind, 0) if device.state == "usable" else -1
+    """Sort key: cards before integrated GPUs before the CPU, usable devices before others."""
+    return {"dgpu": 3, "igpu": 2, "cpu": 1}.get(device.kind, 0) if device.state == "usable" else -1
 
 
 def backend_words(name: str) -> str:

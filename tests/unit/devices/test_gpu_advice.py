@@ -188,6 +188,13 @@ def test_of_two_gpus_the_one_that_vulkan_does_not_see_is_told_why(report, driver
     ]
 
 
+def test_on_windows_the_gpu_that_vulkan_does_not_see_gets_its_vendors_driver():
+    machine = detailed(RecordedHost({**RECORDINGS["nv-hybrid-addw4"], "backends": []}))
+    (_, line) = gpu_lines(merged(replace(machine, system="windows", backends=(SEES_INTEL,))))
+    assert "RTX 4060 is not used: its driver does not offer it to the installed kernels." in line
+    assert "Install the current driver of the GPU's vendor, then restart: it brings Vulkan." in line
+
+
 def test_two_gpus_without_a_driver_are_told_their_own():
     intel, nvidia = gpu_lines(machine_on(report=NO_DEVICE, drivers=(), **ON_UBUNTU))
     assert "no Vulkan driver for Intel is installed. Install it: `sudo apt install mesa-vulkan-drivers`" in intel
