@@ -87,14 +87,12 @@ class Setting:
         if isinstance(converted, int | float) and not isinstance(converted, bool):
             if not math.isfinite(converted):
                 raise SettingsError(self.name, "must be a finite number")
+            number = plain_number(converted)
             if self.minimum is not None and converted < self.minimum:
-                raise self._outside("least", self.minimum, converted)
+                raise SettingsError(self.name, f"must be at least {plain_number(self.minimum)}, not {number}")
             if self.maximum is not None and converted > self.maximum:
-                raise self._outside("most", self.maximum, converted)
+                raise SettingsError(self.name, f"must be at most {plain_number(self.maximum)}, not {number}")
         return converted
-
-    def _outside(self, side: str, bound: float, value: float) -> SettingsError:
-        return SettingsError(self.name, f"must be at {side} {plain_number(bound)}, not {plain_number(value)}")
 
     def _convert(self, value: object) -> Value:
         kind = self.kind

@@ -51,9 +51,9 @@ def _faults(machine: Machine, listed: set[str]) -> list[Finding]:
             continue
         of_loads = any(getattr(when, name) not in {None, 0, ""} for name in fault_rules.OF_LOADS)
         done = f"does not use {backend} then" if then.avoid else "uses other settings then"
-        some = ", with some models or settings" if of_loads else ""
+        with_what = f"{backend}, with some models or settings" if of_loads else backend
         source = f" Source: {rule.sources[0]}" if rule.sources else ""
-        detail = f"{rule.effect.capitalize()} with {backend}{some}. Tessera {done}.{source}"
+        detail = f"{rule.effect.capitalize()} with {with_what}. Tessera {done}.{source}"
         was_here = rule.id.startswith(fault_rules.FOUND)
         severity: Severity = "advice" if (of_loads and not was_here) or not then.avoid else "warning"
         fix = then.advice or then.engine or "nothing: Tessera works round it"

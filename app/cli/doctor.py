@@ -57,9 +57,9 @@ def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
     from engine.remotes import findings as remotes
     from engine.remotes.registry import RemoteRegistry
 
-    lacking = sandbox.missing()
+    lacking = str(sandbox.missing() or "")
     title = "Commands of the coding agent run without a sandbox"
-    fix = "Install it with: apt install bubblewrap" if "not installed" in (lacking or "") else ""
+    fix = "Install it with: apt install bubblewrap" if "not installed" in lacking else ""
     unboxed = (
         (Finding("no_sandbox", "advice", title, f"{lacking[:1].upper()}{lacking[1:]}.", fix),) if lacking else ()
     )

@@ -56,11 +56,12 @@ def _evaluate() -> "TaskSet":
     from app.code.agent.sandbox import missing
     from engine.core.errors import EnvironmentFault
     from engine.job_kinds.quantize.tasks import TaskSet
+    from engine.message_catalog.reasons import because
     from quantize.job.gate import GateTask
 
     why = missing()
     if why is not None:
-        raise EnvironmentFault(f"Programs of a model run only in a sandbox, and {why}.")
+        raise EnvironmentFault(because("only_in_sandbox", why=why))
     task = GateTask(
         name="evaluate",
         cases=PROBLEMS,

@@ -39,7 +39,7 @@ from app.gui.jobs import Jobs
 from app.gui.main_window import MainWindow
 from app.gui.markdown.document import warm_up
 from app.gui.pages import Pages
-from app.gui.reasons import error_message
+from app.gui.reasons import error_message, known_text
 from app.gui.server_link import ServerLink
 from app.gui.theme import ASSETS, Theme
 from app.gui.widgets.basics import Banner
@@ -84,8 +84,9 @@ class Desktop:
             )
         )
         for problem in settings.now.problems:
+            shown = ": ".join(part for part in (problem.where, problem.name, known_text(problem.reason)) if part)
             self.window.banner.notify(
-                self.window.tr("A setting was invalid, so its default is used: {problem}").format(problem=problem),
+                self.window.tr("A setting was invalid, so its default is used: {problem}").format(problem=shown),
                 "warn",
             )
 

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import cache, lru_cache
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from devices.msgspec_lock import learned
 from engine.api.jobs import Job
 from engine.message_catalog import AMOUNTS, Wording
 from engine.message_catalog.documents import UNREADABLE_DOCUMENTS
+from engine.message_catalog.errors import PLAIN_TEXTS
 from engine.message_catalog.reasons import Reason
 
 # Error texts of the operating system for files, disks and connections. Source: strerror(3) of glibc.
@@ -36,6 +38,15 @@ SYSTEM_TEXTS = frozenset(
         "Temporary failure in name resolution",
     }
 )
+_FIELD = re.compile(r"\\?\{(\w+)\\?\}")  # of a template, or of its escaped form
+_LONGEST_TEXT = 1000
+
+
+class _Tokens(int):
+    """A number of tokens, shown in groups of digits."""
+
+    def __format__(self, format_spec: str) -> str:
+        return int.__format__(self, format_spec or ",")
 
 
 class _Translated(Wording):
@@ -44,10 +55,13 @@ class _Translated(Wording):
 
     def sentence(self, reason: Reason) -> str:
         """The sentence of a reason; titles of Tessera's own fault rules are translated too."""
-        if isinstance(title := reason.values.get("title"), str):
-            values = {**reason.values, "title": QCoreApplication.translate("faults", title)}
-            reason = replace(reason, values=values)
-        return super().sentence(reason)
+        values: dict[str, Any] = dict(reason.values)
+        if isinstance(title := values.get("title"), str):
+            values["title"] = QCoreApplication.translate("faults", title)
+        for name, value in values.items():
+            if type(value) is int and (name.endswith("tokens") or name == "budget"):
+                values[name] = _Tokens(value)
+        return super().sentence(replace(reason, values=values))
 
     def amount(self, num_bytes: int, form: str) -> str:
         """Format bytes for display."""
@@ -57,7 +71,7 @@ class _Translated(Wording):
     def format_field(self, value: Any, format_spec: str) -> str:
         text = super().format_field(value, format_spec)
         if isinstance(value, str):
-            return _known_text(text)
+            return known_text(text)
         if not isinstance(value, int | float) or format_spec in AMOUNTS:
             return text
         if text.endswith("%"):
@@ -66,21 +80,35 @@ class _Translated(Wording):
         return text.translate({ord("."): locale.decimalPoint(), ord(","): locale.groupSeparator()})
 
 
-def _known_text(text: str) -> str:
-    """Translate a text of the operating system or a document reader, and keep its numbers."""
+def known_text(text: str) -> str:
+    """Translate a text of Tessera or the operating system that came without its fact, and keep its numbers."""
+    template, values = _template_of(text)
+    if not template:
+        return text
+    fields = {name: known_text(value) for name, value in values.items()}
+    return QCoreApplication.translate("reasons", template).format(**fields)
+
+
+@lru_cache(maxsize=2048)  # pages format the same texts again at every refresh
+def _template_of(text: str) -> tuple[str, dict[str, str]]:
+    """The template of a text, and the values of its fields. Both are empty if there is none."""
     if text in SYSTEM_TEXTS:
-        return QCoreApplication.translate("reasons", text)
-    for template, pattern in _DOCUMENT_TEXTS.items():
+        return text, {}
+    if len(text) > _LONGEST_TEXT:
+        return "", {}
+    for template, pattern in templates():
         if match := pattern.fullmatch(text):
-            values = {name: _known_text(value) for name, value in match.groupdict().items()}
-            return QCoreApplication.translate("reasons", template).format(**values)
-    return text
+            return template, match.groupdict()
+    return "", {}
 
 
-_DOCUMENT_TEXTS = {
-    template: re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>.+)", re.escape(template)))
-    for template in UNREADABLE_DOCUMENTS
-}
+@cache  # not at import: compiling takes a part of the time until the window appears
+def templates() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """Every template of a plain text with its pattern, the one with the most words of its own first."""
+    ordered = sorted((*UNREADABLE_DOCUMENTS, *PLAIN_TEXTS), key=lambda text: -len(_FIELD.sub("", text)))
+    return tuple((text, re.compile(_FIELD.sub(r"(?P<\1>.+?)", re.escape(text)), re.DOTALL)) for text in ordered)
+
+
 _TRANSLATED = _Translated()
 
 
@@ -89,7 +117,7 @@ def translated(reason: object, english: str = "") -> str:
     try:
         return formatted.without_ticks(_TRANSLATED.sentence(msgspec.convert(reason, learned(Reason))))
     except (LookupError, TypeError, ValueError):
-        return formatted.without_ticks(english)
+        return formatted.without_ticks(known_text(english))
 
 
 def exact(text: Reason | str) -> str:
@@ -108,9 +136,9 @@ def error_message(error: BaseException) -> str:
         )
     if isinstance(error, DocumentError):
         words = QCoreApplication.translate("reasons", "{name} cannot be attached: {why}")
-        return formatted.sentence(words.format(name=error.name, why=_known_text(error.reason)))
-    facts = error.facts if isinstance(error, ApiError) else {}
-    return formatted.sentence(translated(facts.get("detail"), describe(error)))
+        return formatted.sentence(words.format(name=error.name, why=known_text(error.reason)))
+    detail = error.facts.get("detail") if isinstance(error, ApiError) else next(iter(error.args), None)
+    return formatted.sentence(translated(detail, describe(error)))
 
 
 def answer_awaited() -> str:

@@ -21,6 +21,7 @@ from PySide6.QtWidgets import (
 from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.close_guard import show_in_folder
+from app.gui.reasons import known_text
 from app.gui.shortcuts import SHORTCUTS, shown_keys, words_of
 from app.gui.widgets.basics import Banner, Page, button, card, label, row, rule, search_field, set_kind, stack
 from app.gui.widgets.flow import Flow
@@ -248,7 +249,7 @@ class SettingsPage(Page):
         try:
             self._services.settings.set(name, value)
         except SettingsError as error:
-            note.setText(error.reason)  # type: ignore[attr-defined]  # a label
+            note.setText(known_text(error.reason))  # type: ignore[attr-defined]  # a label
             note.show()
         else:
             note.hide()

@@ -157,14 +157,14 @@ class Theme(QObject):
         _Dress(self, widget, size)
 
     def icon(self, name: str, colour: str = "text") -> QIcon:
-        """An icon of assets/icons/ui in a named colour. Disabled icons use the border colour."""
+        """An icon of assets/icons/ui in a named colour. Disabled icons have the colour of frames."""
         key = (name, colour)
         if key not in self._icons:
             icon = QIcon()
             for size in (20, 40) if self._percent > _LARGE_PERCENT else (20,):
                 for scale in (1, 2):
                     icon.addPixmap(self._pixmap(name, colour, size, scale))
-                    icon.addPixmap(self._pixmap(name, "border", size, scale), QIcon.Mode.Disabled)
+                    icon.addPixmap(self._pixmap(name, "frame", size, scale), QIcon.Mode.Disabled)
             self._icons[key] = icon
         return self._icons[key]
 
@@ -402,10 +402,10 @@ QMenu::icon {{ padding-left: {unit}px; }}
 QMenu::item:selected {{ background: {c["accent_soft"]}; color: {c["text"]}; }}
 QMenu::item:disabled {{ color: {c["muted"]}; }}
 QMenu::separator {{ height: 1px; background: {c["border"]}; margin: {half}px; }}
-QProgressBar {{ background: {c["hover"]}; border: none; border-radius: {half // 2 + 1}px;
+QProgressBar {{ background: {c["track"]}; border: none; border-radius: {half // 2 + 1}px;
   max-height: {unit - 2}px; min-height: {unit - 2}px; color: transparent; }}
 QProgressBar::chunk {{ background: {c["accent"]}; border-radius: {half // 2 + 1}px; }}
-QSlider::groove:horizontal {{ height: {half}px; background: {c["hover"]}; border-radius: {half // 2}px; }}
+QSlider::groove:horizontal {{ height: {half}px; background: {c["track"]}; border-radius: {half // 2}px; }}
 QSlider::sub-page:horizontal {{ background: {c["accent"]}; border-radius: {half // 2}px; }}
 QSlider::handle:horizontal {{ background: {c["raised"]}; border: 2px solid {c["accent"]};
   width: {unit + half}px; height: {unit + half}px; margin: -{half + 2}px 0; border-radius: {unit}px; }}

@@ -15,6 +15,15 @@ CALCULATOR: Final = "tessera:calculator"
 FILES: Final = "tessera:files"
 WEB: Final = "tessera:web"
 MEMORY: Final = "tessera:memory"
+# The source of each built-in tool.
+SOURCES: Final = {
+    "calculate": CALCULATOR,
+    "list_folder": FILES,
+    "read_file": FILES,
+    "read_page": WEB,
+    "remember": MEMORY,
+    "web_search": WEB,
+}
 _LIMIT_S: Final = 6
 _MAX_LINES: Final = 400
 _MAX_ENTRIES: Final = 300

@@ -8,6 +8,8 @@ import pytest
 from PySide6.QtCore import QLocale, QTranslator
 from PySide6.QtWidgets import QApplication, QLabel
 
+from app.code.integrations.registry import INTEGRATIONS
+from app.code.integrations.types import Endpoint
 from app.gui.application import install_language, texts_of
 from app.gui.chat.tools_side import ToolConsentCard
 from app.tools.consent import start_request
@@ -16,6 +18,7 @@ from engine.message_catalog import AMOUNTS, CHECKS, TEMPLATES, sentence
 from engine.message_catalog.reasons import Reason, because
 from tests.gui.translatable import ROOT, every_text
 from tests.gui.wire import fact, placement
+from tests.unit.engine.test_wording import SENTENCE, written
 
 FIELD = re.compile(r"\{\{?\w+\}?\}|\{\w+(?=:)|%\d")
 
@@ -115,6 +118,14 @@ def test_an_error_of_the_server_is_told_in_german(german):
     assert error_message(ApiError(400, "x", "Only the server knows this.")) == "Only the server knows this."
 
 
+def test_numbers_of_tokens_have_groups(german):
+    from app.gui.reasons import translated
+
+    told = translated(because("context_overflow_at_least", prompt_tokens=12_363, context_tokens=8192))
+    assert told.startswith("Der Prompt hat mindestens 12.363 Token"), told
+    assert "8.192" in told
+
+
 def test_a_damaged_file_is_told_in_german(german):
     from app.gui.reasons import translated
     from engine.core.errors import fact_of
@@ -172,11 +183,6 @@ def test_the_title_of_a_known_fault_is_german_and_that_of_an_update_stays(german
 
 def test_every_reason_of_a_reader_is_one_that_the_window_knows():
     """Literals and f-strings in BadDocument(...), DocumentError(...) and problem=... match a template."""
-    from app.gui.reasons import _DOCUMENT_TEXTS
-
-    def known(text):
-        return any(pattern.fullmatch(text) for pattern in _DOCUMENT_TEXTS.values())
-
     unknown = []
     for path in (*(ROOT / "engine" / "documents").rglob("*.py"), ROOT / "app" / "attachments.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -186,8 +192,106 @@ def test_every_reason_of_a_reader_is_one_that_the_window_knows():
             given = [*node.args[-1:]] if name in {"BadDocument", "DocumentError"} else []
             given += [word.value for word in node.keywords if word.arg == "problem"]
             texts = [text for one in given for text in literals(one) if text]
-            unknown += [(path.name, text) for text in texts if not known(text)]
+            unknown += [(path.name, text) for text in texts if not is_known(text)]
     assert unknown == []
+
+
+def is_known(text):
+    from app.gui.reasons import templates
+
+    return any(pattern.fullmatch(text) for _, pattern in templates())
+
+
+# Where texts arise that a model or a terminal reads in English, and that the window shows too.
+PLAIN = (
+    "app/code/edits/apply.py",
+    "app/code/edits/diffs.py",
+    "app/code/edits/foreign.py",
+    "app/code/edits/locate.py",
+    "app/code/edits/parse.py",
+    "app/code/edits/session.py",
+    "app/code/errors.py",
+    "app/code/open_in_editor.py",
+    "app/code/workspace.py",
+    "app/db/memories.py",
+    "app/imports/read.py",
+    "app/imports/types.py",
+    "app/setting.py",
+    "app/tools/mcp_config.py",
+    "devices/doctor.py",
+    "devices/system_checks.py",
+    "devices/probes/gpu_linux.py",
+    "devices/probes/npu.py",
+    "devices/probes/fix_hints.py",
+)
+# Queries, lines of diffs, names, and commands in these files.
+NO_TEXTS = re.compile(
+    r"[\\|]|\b(?:SELECT|INSERT|UPDATE|DELETE) |\bfile mode|^tessera |WSL"
+    r"|^(?:Plug and Play|PCI id table|Qualcomm Hexagon NPU)$"
+)
+# Lines that only `tessera doctor` prints.
+OF_THE_TERMINAL = {"build_summary", "_prompt_kernels", "meter_summary"}
+
+
+@pytest.mark.parametrize("path", PLAIN)
+def test_every_plain_text_is_one_that_the_window_knows(path):
+    unknown = []
+    tree = ast.parse((ROOT / path).read_text("utf-8"))
+    tree.body = [part for part in tree.body if getattr(part, "name", "") not in OF_THE_TERMINAL]
+    for node, _ in written(tree):
+        (text,) = literals(node)
+        is_translated = text in every_text() or is_known(text)  # a page translates constants by itself
+        if SENTENCE.search(text) and not NO_TEXTS.search(text) and not is_translated:
+            unknown.append(text)
+    assert unknown == [], "add a template to PLAIN_TEXTS, with fields for the values"
+
+
+@pytest.mark.parametrize("capabilities", [(), ("fim",)])
+def test_the_steps_after_connecting_a_program_are_known(capabilities):
+    endpoint = Endpoint(url="http://127.0.0.1:1", model="m", context=4096, capabilities=capabilities)
+    steps = [row.steps(endpoint) for row in INTEGRATIONS.values() if row.steps is not None]
+    assert len(steps) > 5
+    assert [text for text in steps if not is_known(text)] == []
+
+
+def test_a_plain_text_is_german_to_its_innermost_part(german):
+    from app.code.agent import sandbox
+    from app.code.errors import FileChanged, PathRefused
+    from app.gui.chat.tools_panel import decision_words
+    from app.gui.reasons import error_message, known_text
+    from app.imports.types import ImportFailed
+    from app.tools.mcp_config import BadMcpConfig, parse_servers
+    from devices.errors import InputFault
+
+    assert error_message(PathRefused("../x", "it leads out of the project folder")) == (
+        "'../x' wird abgelehnt: es führt aus dem Projektordner hinaus."
+    )
+    assert error_message(FileChanged("a.py", "was changed since the edit was shown")).startswith(
+        "'a.py' wurde geändert, seit die Änderung gezeigt wurde."
+    )
+    assert error_message(FileChanged("a b.py", "was changed since the edit was shown")).startswith("'a b.py' wurde")
+    assert (
+        error_message(ImportFailed("it is not JSON"))
+        == "Diese Datei lässt sich nicht importieren: sie ist kein JSON."
+    )
+    with pytest.raises(BadMcpConfig) as refused:
+        parse_servers("{}")
+    assert error_message(refused.value) == (
+        "Der Text ist keine brauchbare Konfiguration von MCP-Servern: „mcpServers“ fehlt darin."
+    )
+    assert known_text("it holds only 3 of the file's 40 lines, so it may be a part of the file") == (
+        "sie enthält nur 3 der 40 Zeilen der Datei, ist also vielleicht nur ein Teil davon"
+    )
+    assert known_text("nothing that Tessera says") == "nothing that Tessera says"
+    assert decision_words("read_page") == "Benutzung von read_page aus Web"
+    # An error of the window's own process that states a fact, like one of the server.
+    lacking = because("only_in_sandbox", why=because("no_bubblewrap"))
+    assert error_message(InputFault(lacking)) == (
+        "Programme eines Modells laufen nur in einer Sandbox, "
+        "und bubblewrap ist nicht installiert (Paket bubblewrap)."
+    )
+    if (missing := sandbox.without_bubblewrap()) is not None:
+        assert isinstance(missing, Reason)
 
 
 def literals(node):

@@ -1,7 +1,7 @@
 """Enlarging and reducing the text of a running window restores its look; dates and numbers without a locale."""
 
 import pytest
-from PySide6.QtCore import QDate
+from PySide6.QtCore import QDate, QPoint
 from PySide6.QtWidgets import QApplication, QCheckBox, QLabel, QStyle
 
 from app.gui import formatted
@@ -44,6 +44,19 @@ def test_the_log_of_the_server_follows_the_size_of_the_text_both_ways(show, serv
     assert [field.font().pixelSize() for field in fields] == [2 * size for size in before]
     theme.set("light", 100)
     assert [field.font().pixelSize() for field in fields] == before
+
+
+def test_the_log_begins_where_other_pages_do_and_shows_whole_lines(show, services, server):
+    """Their names stand in one row above them, aligned with the column of a page."""
+    log, other = show(LogPage(services)), show(ServerPage(services, server.api))
+    starts = []
+    for page in (log, other):
+        page.resize(1400, 600)
+        QApplication.processEvents()
+        starts.append(page.title.mapTo(page, QPoint()).x())
+    assert starts[0] == starts[1]
+    log.log.setPlainText("engine.access id=" + "req" * 400)
+    assert log.log.horizontalScrollBar().maximum() == 0
 
 
 @pytest.mark.parametrize(

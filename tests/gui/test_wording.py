@@ -4,9 +4,10 @@ import itertools
 import re
 
 import pytest
-from PySide6.QtGui import QColor
+from PySide6.QtGui import QColor, QIcon
 
 from app.gui import formatted
+from app.gui.chat.composer import ContextMeter
 from app.gui.job_card import note_of, title_of
 from app.gui.library.model_card import chips_of
 from app.gui.theme import stylesheet, tokens
@@ -55,6 +56,42 @@ def test_a_link_without_a_known_owner_names_none():
     linked = Model(id="x", name="x", origin=Origin(kind="linked"))
     assert ("Linked", "chip") in chips_of(linked)
     assert not any("?" in text for text, _ in chips_of(linked))
+
+
+def ratio(first, second):
+    low, high = sorted((luminance(QColor(first)), luminance(QColor(second))))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize(("dark", "contrast"), list(itertools.product((False, True), repeat=2)))
+def test_the_unfilled_part_of_a_bar_and_a_disabled_icon_can_be_seen(dark, contrast):
+    scheme = tokens(dark=dark, contrast=contrast)
+    sheet = stylesheet(scheme.colours, "icons", unit=8, radius=8, small=12, body=14, title=22, dark=dark)
+    for part in ("QProgressBar", "QSlider::groove:horizontal"):
+        (rule,) = re.findall(rf"^{part} \{{([^}}]*)\}}", sheet, re.MULTILINE)
+        track = re.search(r"background: (#\w+)", rule)[1]
+        for ground in ("background", "raised", "surface"):
+            assert ratio(track, scheme.colour(ground)) >= 1.5, (part, ground)
+        for fill in ("accent", "warn", "bad"):
+            assert ratio(track, scheme.colour(fill)) >= 3, (part, fill)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_is_disabled_or_empty_is_drawn_so_that_it_can_be_seen(qtbot, theme, scheme):
+    """The used context of a new chat is a dot: without the rest of its bar it looks like dirt on the screen."""
+    theme.set(scheme, 100)
+    meter = ContextMeter(theme)
+    qtbot.addWidget(meter)
+    meter.show_counts(100, 0, 10_000, 0.8)
+    meter.show()
+    drawn = meter.grab().toImage()
+    assert drawn.pixelColor(drawn.width() * 3 // 4, drawn.height() - 2) == theme.tokens.colour("track")
+    pixels = theme.icon("send").pixmap(20, 20, QIcon.Mode.Disabled).toImage()
+    seen = max(
+        (pixels.pixelColor(x, y) for x in range(pixels.width()) for y in range(pixels.height())),
+        key=lambda colour: colour.alpha(),
+    )
+    assert ratio(seen, theme.tokens.colour("hover")) >= 2.5
 
 
 @pytest.mark.parametrize(("dark", "contrast"), list(itertools.product((False, True), repeat=2)))

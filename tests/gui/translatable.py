@@ -27,6 +27,7 @@ from devices.probes import fix_hints
 from engine.api.jobs import JobKind
 from engine.message_catalog import CHECKS, TEMPLATES
 from engine.message_catalog.documents import UNREADABLE_DOCUMENTS
+from engine.message_catalog.errors import PLAIN_TEXTS
 from quantize.job.report import GRIDS
 from quantize.kv_cache_types import CACHE_TYPES
 
@@ -76,7 +77,7 @@ def tables():
     found |= {kind.title for kind in JobKind} | set(_CACHE_NAMES.values()) | {item.hint for item in SNIPPETS}
     found |= {source(name) for name in ("", "user", "file", "generation_config", "model_card", "llama.cpp")}
     found |= {template for kind, template in TEMPLATES.items() if kind not in CHECKS}  # only the terminal's
-    found |= set(GRIDS.values()) | set(UNREADABLE_DOCUMENTS)
+    found |= set(GRIDS.values()) | {*UNREADABLE_DOCUMENTS, *PLAIN_TEXTS}
     found |= {rule.title for rule in fault_rules.parse(fault_rules.SHIPPED.read_bytes()).rules}
     found |= {*plain_texts(types), *plain_texts(fix_hints), *SYSTEM_TEXTS}
     found |= {first_look.NONE_FOUND, first_look.NONE_IN_CONTAINER, first_look.UNUSED, first_look.USED}

@@ -66,7 +66,7 @@ class Guard:
     notes: list[str] = field(default_factory=list)
 
 
-def missing() -> str | None:
+def missing() -> Reason | None:
     """Reason why this computer has no sandbox; None if it has one."""
     lacking = without_bubblewrap()
     return None if lacking is None or landlock.version() else lacking
@@ -80,13 +80,13 @@ def weakness() -> Reason | None:
 
 
 @functools.cache
-def without_bubblewrap() -> str | None:
+def without_bubblewrap() -> Reason | None:
     """Reason why bubblewrap does not work on this computer; None if it works. Tested once."""
     if sys.platform != "linux":
-        return "there is none for this system"
+        return because("no_sandbox_for_system")
     program = installed_program("bwrap")
     if program is None:
-        return "bubblewrap is not installed (package bubblewrap)"
+        return because("no_bubblewrap")
     try:
         with tempfile.TemporaryDirectory(prefix="tessera-sandbox-") as scratch:
             tried = subprocess.run(
@@ -97,11 +97,11 @@ def without_bubblewrap() -> str | None:
                 check=False,
             )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"bubblewrap does not start: {error}"
+        return because("bubblewrap_not_started", why=str(error))
     lines = tried.stderr.decode("utf-8", "replace").strip().splitlines()
-    return (
-        f"bubblewrap does not work here: {lines[-1] if lines else tried.returncode}" if tried.returncode else None
-    )
+    if not tried.returncode:
+        return None
+    return because("bubblewrap_fails", why=lines[-1] if lines else str(tried.returncode))
 
 
 def sandboxed(argv: Sequence[str], guard: Guard, openings: SandboxPermissions, scratch: Path) -> list[str]:

@@ -504,7 +504,7 @@ class Toolbox:
         return ToolOutcome("The plan is shown.")
 
 
-def _reach(openings: sandbox.SandboxPermissions | None, lacking: str | None) -> tuple[Reason, ...]:
+def _reach(openings: sandbox.SandboxPermissions | None, lacking: Reason | None) -> tuple[Reason, ...]:
     """What the command can access beyond the project folder."""
     if openings is None:
         return (because("no_sandbox", why=lacking),)

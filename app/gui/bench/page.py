@@ -22,7 +22,7 @@ from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.bench.plots import BusyPlot, SpeedPlot, plots_image
 from app.gui.jobs import Jobs
-from app.gui.reasons import failure_of
+from app.gui.reasons import failure_of, translated
 from app.gui.widgets.basics import Banner, EmptyState, Page, button, card, holding, label, row, stack
 from app.gui.widgets.chart import value_words
 from app.gui.widgets.flow import Flow
@@ -315,7 +315,7 @@ class BenchPage(Page):
         self.progress.setValue(job.progress.done)
         self.progress.show()
         self.stop.show()
-        self.note.setText(job.progress.note or job.title)
+        self.note.setText(translated(job.progress.note_detail, job.progress.note or job.title))
         self.note.show()
         partial = partial_of(job)
         if partial.points:

@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QPlainTextEdit, QV
 from app.compaction.plan import in_force, inside
 from app.db.records import Message, Summary
 from app.generation_phase import GenerationPhase
+from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.chat.controller import ChatController
 from app.gui.chat.memory import UsedMemory
@@ -16,6 +17,7 @@ from app.gui.chat.message_actions import MessageActions
 from app.gui.chat.message_editor import MessageEditor
 from app.gui.chat.message_widget import MessageWidget, folded
 from app.gui.documents.citations import GroundsCard, SourcesCard
+from app.gui.reasons import known_text
 from app.gui.theme import Theme
 from app.gui.widgets.basics import IconButton, button, framed, label, row, set_kind, stack
 from app.gui.widgets.virtual_list import Column, ColumnItem
@@ -348,9 +350,9 @@ class ToolItem(ColumnItem):
 
     def _title(self) -> str:
         facts = self.message.facts
-        took = self.tr("{n} s").format(n=facts.seconds) if facts.seconds is not None else ""
+        took = self.tr("{n} s").format(n=formatted.decimal(facts.seconds, 2)) if facts.seconds is not None else ""
         state = "" if facts.ok else self.tr("failed or declined")
-        return " · ".join(filter(None, (facts.tool or "?", took, state)))
+        return " · ".join(filter(None, (known_text(facts.tool or "?"), took, state)))
 
     def _show(self, *, opened: bool) -> None:
         self.unfolding.emit()

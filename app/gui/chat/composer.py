@@ -157,7 +157,7 @@ class ContextMeter(QWidget):
         painter = shape_painter(self)
         tokens = self._theme.tokens
         bar = QRectF(0, self.height() - _BAR, self.width(), _BAR)
-        painter.setBrush(tokens.colour("hover"))
+        painter.setBrush(tokens.colour("track"))
         painter.drawRoundedRect(bar, _BAR / 2, _BAR / 2)
         if not self._total:
             return

@@ -15,7 +15,7 @@ from app.db import messages
 from app.db.records import Conversation, Memory, Message
 from app.db.store import TEMPORARY, Store
 from app.gui.app_context import AppContext
-from app.gui.reasons import error_message
+from app.gui.reasons import error_message, known_text
 from app.tools.builtin import MEMORY
 from app.tools.loop import ToolCallEvent, carried_out
 from app.tools.types import ToolSpec
@@ -93,7 +93,7 @@ class ToolTurns(QObject):
                 return
             self._toolset, self.recalled = toolset, recalled
             if problems:
-                self.not_started.emit("\n".join(problems))
+                self.not_started.emit("\n".join(map(known_text, problems)))
             then(specs)
 
         def failed(error: Exception) -> None:

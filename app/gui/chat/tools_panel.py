@@ -17,11 +17,11 @@ from app.evals.tool_calls.run import CaseResult, Certificate, CertificateStore, 
 from app.evals.tool_calls.suite import suite
 from app.gui.app_context import AppContext
 from app.gui.chat.memory import MemoryDialog
-from app.gui.reasons import error_message
+from app.gui.reasons import error_message, known_text
 from app.gui.widgets.basics import IconButton, button, clear, label, row, scrolled, set_kind, stack, when_released
 from app.gui.widgets.popups import ComboBox
 from app.gui.widgets.splitter import SidePanel
-from app.tools.builtin import CALCULATOR, FILES, MEMORY, WEB
+from app.tools.builtin import CALCULATOR, FILES, MEMORY, SOURCES, WEB
 from app.tools.catalogue import Offered, offered, remove_server
 from app.tools.consent import ConsentStore, StoredDecision, tool_fingerprint
 from app.tools.mcp_config import (
@@ -156,7 +156,7 @@ class ToolsPanel(SidePanel):
         holder = QWidget()
         shown = source.detail if len(source.detail) <= _MAX_SHOWN else source.detail[:_MAX_SHOWN] + "…"
         detail = label(built_in_words(source.name)[1] or shown, "small", wrap=True)
-        detail.setToolTip(source.detail)
+        detail.setToolTip(built_in_words(source.name)[1] or source.detail)
         column = stack(top, detail, spacing=2)
         if not source.built_in:
             self._add_tools(column, source)
@@ -199,7 +199,7 @@ class ToolsPanel(SidePanel):
             column.addWidget(test)
             return
         if probed.problem:
-            column.addWidget(label(probed.problem, "chip-bad", wrap=True))
+            column.addWidget(label(known_text(probed.problem), "chip-bad", wrap=True))
             again = button(self.tr("Test again"), partial(self._test, name), "link")
             again.setAccessibleName(self.tr("Test {name}").format(name=name))
             column.addWidget(again)
@@ -221,7 +221,7 @@ class ToolsPanel(SidePanel):
             switch.toggled.connect(partial(self._allow, spec))
             column.addLayout(row(switch, 1, margins=(24, 0, 0, 0)))
         for words in probed.left_out if opened else ():
-            column.addWidget(label(words, "small", wrap=True))
+            column.addWidget(label(known_text(words), "small", wrap=True))
 
     def _fold(self, name: str, *, opened: bool) -> None:
         self._folded = self._folded - {name} if opened else self._folded | {name}
@@ -363,11 +363,11 @@ def decision_words(key: str) -> str:
     if shown.startswith(_SERVER_KEY):
         name = shown.removeprefix(_SERVER_KEY).partition(":")[0]
         return QCoreApplication.translate("ToolsPanel", "Starting the tools of {name}").format(name=name)
-    if shown.startswith(_TOOL_KEY):
-        server, _, tool = shown.removeprefix(_TOOL_KEY).partition("__")
-        words = QCoreApplication.translate("ToolsPanel", "Using {tool} of {name}")
-        return words.format(tool=tool, name=server) if tool else shown
-    return shown
+    server, _, tool = shown.removeprefix(_TOOL_KEY).partition("__") if shown.startswith(_TOOL_KEY) else ("", "", "")
+    if key in SOURCES:
+        server, tool = built_in_words(SOURCES[key])[0], key
+    words = QCoreApplication.translate("ToolsPanel", "Using {tool} of {name}")
+    return words.format(tool=tool, name=server) if tool else shown
 
 
 class ToolCallTest(QWidget):
@@ -565,7 +565,7 @@ class AddServer(QDialog):
             self.test_button.setEnabled(True)
             self._tested = servers
             self._probed = {server.name: each for server, each in zip(servers, probes, strict=True)}
-            failed = [each.problem for each in probes if each.problem]
+            failed = [known_text(each.problem) for each in probes if each.problem]
             names = [
                 short_name(server.name, spec.name)
                 for server, each in zip(servers, probes, strict=True)

@@ -10,9 +10,10 @@ from app.db.records import Conversation
 from app.gui.animations import appear
 from app.gui.app_context import AppContext
 from app.gui.chat.controller import ChatController
-from app.gui.reasons import exact
+from app.gui.reasons import exact, known_text
 from app.gui.widgets.basics import Banner, button, row
 from app.gui.widgets.popups import ConsentCard, Menu
+from app.tools.builtin import SOURCES
 
 if TYPE_CHECKING:
     from app.gui.chat.tools_panel import ToolsPanel
@@ -96,5 +97,7 @@ class ToolConsentCard(ConsentCard):
         if request.key == "remember":
             return self.tr("The model wants to remember this for later chats:")
         if request.kind == "tool":
-            return self.tr("The model wants to use {tool} with:").format(tool=exact(request.title))
+            title = exact(request.title)
+            tool = known_text(title) if request.key in SOURCES else title  # that of a server stays as it is
+            return self.tr("The model wants to use {tool} with:").format(tool=tool)
         return super().words(request)

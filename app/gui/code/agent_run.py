@@ -29,6 +29,7 @@ from app.code.project import Project
 from app.generation_phase import GenerationPhase
 from app.gui.app_context import AppContext
 from app.gui.code.terminal_panel import plain
+from app.gui.reasons import known_text
 from app.tools.consent import Consent, ConsentRequest, Decision
 from app.tools.loop import ToolCallEvent, ToolResultEvent
 from app.tools.types import shown_text
@@ -189,7 +190,7 @@ def as_markdown(event: AgentEvent) -> str:  # noqa: PLR0911 - one return per eve
     if isinstance(event, Planned):
         return "\n\n" + "\n".join(f"- {_MARKS[item.state]} {_one_line(item.text)}" for item in event.items) + "\n\n"
     if isinstance(event, Ended) and event.reason != "answered":
-        return f"\n\n*{event.reason}* {_one_line(event.detail)}\n\n"
+        return f"\n\n*{known_text(event.reason)}* {_one_line(known_text(event.detail))}\n\n"
     return ""
 
 

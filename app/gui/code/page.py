@@ -37,7 +37,7 @@ from app.gui.code.review_panel import ReviewPanel
 from app.gui.code.source_view import Selected
 from app.gui.code.terminal_panel import TerminalPanel
 from app.gui.code.transcript import Transcript
-from app.gui.reasons import error_message
+from app.gui.reasons import error_message, known_text
 from app.gui.widgets.basics import (
     EmptyState,
     IconButton,
@@ -443,14 +443,14 @@ class CodePage(QWidget):
             tokens = self.tr("{n} tokens").format(n=formatted.whole(item.num_tokens))
             name = self._name_of(item)
             chip = button(f"{name} · {tokens} ✕", self._dropper(item.key), "quiet")
-            chip.setToolTip(f"{item.title}\n{item.reason}\n{self.tr('Press to ask again without it')}")
+            chip.setToolTip(f"{item.title}\n{known_text(item.reason)}\n{self.tr('Press to ask again without it')}")
             chip.setAccessibleName(self.tr("Skip %1").replace("%1", name))
             self.chips.add(chip)
         words = self.tr("About {used} of {budget} tokens.").format(
             used=formatted.whole(context.used_tokens), budget=formatted.whole(context.budget_tokens)
         )
-        omissions = [f"{each.what}: {each.reason}" for each in context.left_out if each.what.startswith("@")]
-        self.used.setText(" ".join([words, *omissions]))
+        omitted = [each for each in context.left_out if each.what.startswith("@")]
+        self.used.setText(" ".join([words, *(f"{each.what}: {known_text(each.reason)}" for each in omitted)]))
 
     def _name_of(self, item: ContextItem) -> str:
         """A short name of an item; its title is in English, as the model reads it."""

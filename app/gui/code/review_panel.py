@@ -22,6 +22,7 @@ from app.code.edits.session import FileProposal, Proposal
 from app.code.edits.types import Applied, Hunk, Refused
 from app.gui.app_context import AppContext
 from app.gui.code.coloured import Coloured, coloured_lines, language_of, write_line
+from app.gui.reasons import known_text
 from app.gui.theme import Theme
 from app.gui.widgets.basics import button, label, row, stack
 from app.gui.widgets.flow import Flow
@@ -95,7 +96,11 @@ class ReviewPanel(QWidget):
             outcome = file.outcome(hunk_id)
             applied = outcome if isinstance(outcome, Applied) else outcome.offer
             if applied is not None:
-                note = "" if applied.match == "exact" else self.tr(" (differs in %1)").replace("%1", applied.match)
+                note = (
+                    ""
+                    if applied.match == "exact"
+                    else self.tr(" (differs in %1)").replace("%1", known_text(applied.match))
+                )
                 one = applied.last <= applied.first
                 lines = self.tr("line {first}") if one else self.tr("lines {first} to {last}")
                 lines = lines.format(first=applied.first, last=applied.last)
@@ -104,9 +109,9 @@ class ReviewPanel(QWidget):
                 is_chosen = hunk_id in proposal.applicable and outcome.hunk not in unchecked
                 item.setCheckState(Qt.CheckState.Checked if is_chosen else Qt.CheckState.Unchecked)
             elif isinstance(outcome, Refused):
-                self._item(f"{file.path}: {self.tr('refused')}: {outcome.reason}", -1)
+                self._item(f"{file.path}: {self.tr('refused')}: {known_text(outcome.reason)}", -1)
         for malformed in proposal.malformed:
-            self._item(f"{malformed.path or self.tr('an edit')}: {malformed.reason}", -1)
+            self._item(f"{malformed.path or self.tr('an edit')}: {known_text(malformed.reason)}", -1)
         self._count()
         if self.hunks.count():
             self.hunks.setCurrentRow(0)

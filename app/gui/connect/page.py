@@ -15,6 +15,7 @@ from app.code.integrations.registry import INTEGRATIONS
 from app.code.integrations.store import ConnectStore
 from app.code.integrations.types import PLACEHOLDER_KEY, Endpoint, FileEdit, Integration
 from app.gui.app_context import AppContext
+from app.gui.reasons import known_text
 from app.gui.server_link import ServerLink
 from app.gui.theme import Theme
 from app.gui.widgets.basics import Banner, Page, button, card, label, row, set_kind, stack
@@ -196,7 +197,7 @@ class ConnectPage(Page):
                 return
             self._offer(integration, edits, lambda: self._store.connect(integration, edits), removing=False)
             if integration.steps is not None:
-                self._done_words += "\n" + integration.steps(endpoint)
+                self._done_words += "\n" + known_text(integration.steps(endpoint))
 
         self._plan_next(lambda: self._store.planned(integration, self._home, endpoint), show)
 
@@ -215,7 +216,7 @@ class ConnectPage(Page):
         self._write = None
         self._what.setText(integration.title)
         self._place_review(integration)
-        self.shown.setPlainText(integration.steps(endpoint) if integration.steps is not None else "")
+        self.shown.setPlainText(known_text(integration.steps(endpoint)) if integration.steps is not None else "")
         self.confirm.hide()
         self.review.show()
 

@@ -23,7 +23,7 @@ from app.gui.devices.facts import (
 )
 from app.gui.devices.power_card import PowerCard
 from app.gui.jobs import Jobs
-from app.gui.reasons import answer_awaited, error_message, translated
+from app.gui.reasons import answer_awaited, error_message, known_text, translated
 from app.gui.widgets.basics import Banner, LabelKind, Page, button, card, clear, holding, label, row, stack
 from app.gui.widgets.memory_bar import MemoryUse
 from devices.first_look import device_name
@@ -186,20 +186,22 @@ class DevicesPage(Page):
         line = row(label(name), label(self.tr(words), kind), 1)
         column = stack(line, spacing=4)
         if item.reason and item.state not in _TEXT_BY_STATE:
-            reason = formatted.without_ticks(
-                self.tr(item.reason)
-            )  # translates reasons without numbers; others stay in the server's English
+            reason = formatted.without_ticks(known_text(self.tr(item.reason)))
             column.addWidget(label(reason[:1].upper() + reason[1:], "small", wrap=True))
         if item.fix_hint:
-            column.addLayout(self._fix(self.tr(item.fix_hint)))
+            column.addLayout(self._fix(known_text(self.tr(item.fix_hint))))
         return column
 
     def _finding_card(self, finding: Finding) -> QFrame:
-        column = stack(label(formatted.without_ticks(finding.title), "strong", wrap=True), spacing=4)
+        column = stack(
+            label(formatted.without_ticks(known_text(self.tr(finding.title))), "strong", wrap=True), spacing=4
+        )
         if finding.detail:
-            column.addWidget(label(formatted.without_ticks(finding.detail), "small", wrap=True))
+            column.addWidget(
+                label(formatted.without_ticks(known_text(self.tr(finding.detail))), "small", wrap=True)
+            )
         if finding.fix:
-            column.addLayout(self._fix(finding.fix))
+            column.addLayout(self._fix(known_text(self.tr(finding.fix))))
         return card(column)
 
     def _fix(self, text: str) -> QHBoxLayout:

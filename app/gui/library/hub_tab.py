@@ -28,7 +28,7 @@ from app.gui.library.recommended import (
     size_of,
     want_words,
 )
-from app.gui.reasons import answer_awaited, error_message, translated
+from app.gui.reasons import answer_awaited, error_message, known_text, translated
 from app.gui.widgets.basics import Banner, button, card, clear, label, row, search_field, stack, when_released
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import ComboBox
@@ -285,7 +285,7 @@ class HubTab(QWidget):
         if option.best:
             line.add(label(self.tr("Best for this computer"), "chip-ok"))
         if option.problem:
-            line.add(label(option.problem, "chip-bad"))
+            line.add(label(known_text(option.problem), "chip-bad"))
         elif verdict:
             fits = verdict.fits
             line.add(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from PySide6.QtCore import QDateTime, QTimer, Signal
-from PySide6.QtGui import QGuiApplication
+from PySide6.QtGui import QGuiApplication, QTextOption
 from PySide6.QtWidgets import QHBoxLayout, QLayout, QPlainTextEdit, QVBoxLayout
 
 from app.gui import formatted
@@ -130,7 +130,6 @@ class ServerPage(Page):
         super().__init__(
             self.tr("Server"),
             self.tr("Editors, coding agents and other programs use your models through this address."),
-            width=960,
         )
         self._services, self._link = services, link
         theme = services.theme
@@ -291,7 +290,6 @@ class OtherComputersPage(Page):
         super().__init__(
             self.tr("Other computers"),
             self.tr("Use models, memory and GPUs of other computers in your network."),
-            width=960,
         )
         self.banner = Banner(services.theme, self)
         self.upstreams = UpstreamsCard(services, self.banner)
@@ -315,13 +313,12 @@ class LogPage(Page):
         super().__init__(
             self.tr("Log"),
             self.tr("What the server of this computer writes, without the requests of this window."),
-            width=1400,
         )
         self._services = services
         self.log = QPlainTextEdit()
         self.log.setReadOnly(True)
         services.theme.dress(self.log, "small")
-        self.log.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        self.log.setWordWrapMode(QTextOption.WrapMode.WrapAnywhere)  # its long words are paths and ids
         self.log.setMinimumHeight(200)
         self.log.setAccessibleName(self.tr("Log of the server"))
         self.log.setPlaceholderText(self.tr("The server's output appears here."))

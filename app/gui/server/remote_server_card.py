@@ -13,6 +13,7 @@ from app.client import ApiError, Client
 from app.client.remote_server import RemoteServer, parts_of
 from app.gui import formatted
 from app.gui.app_context import AppContext
+from app.gui.reasons import translated
 from app.gui.widgets.basics import Banner, button, label, line_field, row, stack
 from engine.api.requests import KeyRequest
 from engine.services import is_plain_text
@@ -121,7 +122,8 @@ class ElsewhereCard(QFrame):
     def _failed(self, error: Exception) -> None:
         self._refresh_buttons()
         # Show the remote server's error as it is: `error_message` would advise to start the local server.
-        self._banner.notify(formatted.sentence(str(error)), "bad")
+        detail = error.facts.get("detail") if isinstance(error, ApiError) else None
+        self._banner.notify(formatted.sentence(translated(detail, str(error))), "bad")
 
     def _back(self) -> None:
         self._services.background.drop(self, "server")

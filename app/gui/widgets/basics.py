@@ -311,7 +311,7 @@ class _Subtitle(QLabel):
 class Page(QScrollArea):
     """A scrolling page with a title and a content column."""
 
-    def __init__(self, title: str, subtitle: str = "", *, width: int = PAGE_WIDTH) -> None:
+    def __init__(self, title: str, subtitle: str = "") -> None:
         super().__init__()
         reserve_scroll_bar(self)
         self.setWidgetResizable(True)
@@ -319,7 +319,7 @@ class Page(QScrollArea):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         inner = QWidget()
         inner.setProperty("kind", "page")
-        column = QWidget(maximumWidth=width)
+        column = QWidget(maximumWidth=PAGE_WIDTH)  # of all pages: the row of their names aligns with them
         column.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         self.title = label(title, "title")
         self.subtitle = _Subtitle(subtitle)

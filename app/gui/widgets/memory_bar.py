@@ -63,7 +63,7 @@ class MemoryBar(QWidget):
         frame = QPainterPath()
         frame.addRoundedRect(QRectF(self.rect()), 5, 5)
         painter.setClipPath(frame)
-        painter.fillRect(self.rect(), self._theme.tokens.colour("hover"))
+        painter.fillRect(self.rect(), self._theme.tokens.colour("track"))
         left = 0.0
         for share in self._shares:
             colour = owner_colour(self._theme, share.owner)

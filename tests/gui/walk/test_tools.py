@@ -385,6 +385,24 @@ def test_a_question_is_asked_again_without_a_file(walk, talker):
     assert "def bright" not in json.dumps(talker.seen[-1][1]["messages"][-1])
 
 
+def test_an_answer_that_is_stopped_on_the_code_page_shows_no_more_progress(walk, talker):
+    shown = f"{CODE}.transcript._phase.isVisible()"
+    walk.go("Code")
+    talker.pause_s = 20.0  # longer than the click needs
+    walk.fill("Question", "What is left of the lamp?", CODE)
+    walk.key("Return")
+    walk.until(f"{CODE}.controller.busy and {shown}")
+    walk.click("Stop (Esc)", CODE)
+    walk.until(f"not {CODE}.controller.busy and not {shown}")
+    words = walk.ask(f"says({CODE}.transcript)")
+    assert not any(phase in words for phase in ("Writing", "Waiting", "Reading")), words
+    talker.pause_s = 0.0
+    before = len(talker.seen)
+    walk.fill("Question", "And now?", CODE)
+    walk.key("Return")
+    worked(walk, talker, before)
+
+
 def test_how_well_a_model_calls_tools_is_tested_stopped_and_kept(walk, talker):
     panel = "chat.tools.panel"
     walk.new_chat()

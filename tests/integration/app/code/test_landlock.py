@@ -156,7 +156,7 @@ def test_a_repository_that_is_replaced_does_not_count(project):
 
 def test_where_neither_is_there_that_is_said(monkeypatch):
     monkeypatch.setattr(landlock, "version", lambda: 0)
-    assert "bubblewrap is not installed" in sandbox.missing()
+    assert "bubblewrap is not installed" in str(sandbox.missing())
 
 
 def test_an_older_kernel_is_told_of(monkeypatch):

@@ -5,11 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from app.tools.builtin import Calculator, FileReader
+from app.tools.builtin import CALCULATOR, FILES, MEMORY, SOURCES, WEB, Calculator, FileReader
 from app.tools.calculate_child import Refused, evaluate
 from app.tools.catalogue import open_sources
 from app.tools.consent import ConsentStore, ToolConsent
+from app.tools.memory import MemoryTool
 from app.tools.toolset import RunningServers
+from app.tools.web import Web
+
+
+def test_each_built_in_tool_is_listed_with_its_source(tmp_path):
+    sources = {
+        CALCULATOR: Calculator(),
+        FILES: FileReader((tmp_path,)),
+        WEB: Web("https://searx.example.org"),
+        MEMORY: MemoryTool(None, None),
+    }
+    assert {spec.name: name for name, source in sources.items() for spec in source.specs} == SOURCES
 
 
 @pytest.mark.parametrize(
