@@ -20,7 +20,8 @@ from engine.api.jobs import JobKind, Progress, Quantized
 from engine.api.library import Models, Origin
 from engine.api.quantizing import QuantizeOptions
 from quantize.job.gate import GateReport, compared
-from quantize.types import Interval, KvOption
+from quantize.plan.llama_cpp_preset_rules import WELL_KNOWN
+from quantize.types import Interval, KvOption, PresetPlan
 from tests.gui.fake_server import Events
 from tests.gui.hands import press, settled, texts
 from tests.gui.wire import SPARK, failed, job, quantize_report, sketch
@@ -451,6 +452,23 @@ def test_the_axis_of_the_loss_tells_what_the_points_have(qtbot, theme):
         axis = plot.getPlotItem().getAxis("left")
         assert axis.scale * axis.autoSIPrefixScale == 1
         plot.restyle()
+
+
+def test_no_name_is_shown_before_it_has_its_place(qtbot, theme):
+    """A new estimate names its points anew; until they are placed, the names would cover points and each other."""
+    plot = FrontierPlot(theme)
+    qtbot.addWidget(plot)
+    plot.show()
+    stock = [
+        PresetPlan(name=name, file_bytes=(40 + number) << 18, damage=0.1 / (number + 1))
+        for number, name in enumerate(WELL_KNOWN)
+    ]
+    for _ in range(2):
+        plot.show_points({8 << 20: 0.2, 14 << 20: 0.004}, stock)
+        assert len(plot._labels) == len(WELL_KNOWN)
+        assert not any(item.isVisible() for item in plot._labels)
+        assert plot._leaders.xData.size == 0
+        qtbot.waitUntil(lambda: any(item.isVisible() for item in plot._labels))
 
 
 def test_curve_and_tensors_stand_side_by_side_where_there_is_room(qtbot, fit):

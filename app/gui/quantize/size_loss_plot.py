@@ -84,6 +84,7 @@ class FrontierPlot(Chart):
         for item in self._labels:
             self.removeItem(item)
         self._labels = []
+        self._leaders.setData([], [])
         for row in self._stock_rows:
             if row.name not in WELL_KNOWN:  # more names would overlap
                 continue
@@ -92,6 +93,7 @@ class FrontierPlot(Chart):
             item.setFont(self._theme.font("small"))
             item.textItem.document().setDocumentMargin(1)  # otherwise a name starts far from its point
             item.setPos(row.file_bytes / _MIB, log10(row.damage or 1))
+            item.setVisible(False)  # until it has its place: at its point it would cover others
             self.addItem(item)
             self._labels.append(item)
         self._settle.start(0)
