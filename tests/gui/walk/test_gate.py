@@ -71,6 +71,17 @@ def test_the_new_file_is_asked_the_tasks_and_the_card_says_what_came_out(walk, t
     walk.picture("gate-passed")
 
 
+def test_the_new_file_is_loaded_and_answers(walk):
+    walk.click("Chat with it", f"{FIT}.banner")
+    walk.until("chat.isVisible() and chat.composer.ready")
+    model = walk.ask("chat.controller.conversation.model")
+    made = next((walk.home / "models").rglob("*.gguf"))
+    assert made.stem == model
+    walk.say("What is Tessera?")
+    assert walk.ask("chat.controller.tree.path()[-1].status") == "complete"
+    assert model in walk.loaded()
+
+
 def test_a_file_made_here_has_one_size_and_as_many_bits_on_every_page(walk):
     made = next((walk.home / "models").rglob("*.gguf"))
     true = made.stat().st_size

@@ -207,14 +207,3 @@ def test_a_server_that_is_killed_at_work_says_what_became_of_it(walk):
         walk.click("Resume", FIT)
         walk.ends("quantize", before, "done", 1200)
     walk.until(f"'Done' in {FIT}.banner.text")
-    # The click on Make it fit has led to a smaller file that answers.
-    walk.click("Chat with it", f"{FIT}.banner")
-    walk.until("chat.isVisible() and chat.composer.ready")
-    model = walk.ask("chat.controller.conversation.model")
-    assert model != "spark"
-    walk.say("What is Tessera?")
-    assert walk.ask("chat.controller.tree.path()[-1].status") == "complete"
-    assert model in walk.loaded()
-    made = next((walk.home / "models").rglob(f"{model}*.gguf"))
-    assert made.read_bytes()[:4] == b"GGUF"
-    assert made.stat().st_size < SPARK.stat().st_size
