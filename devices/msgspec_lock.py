@@ -8,17 +8,20 @@ import msgspec
 K = TypeVar("K")
 
 _LOCK: Final = threading.Lock()
-_LEARNED: Final[set[Any]] = set()
+_LEARNED: Final[dict[Any, Any]] = {}
 
 
 def learned(kind: K) -> K:
-    """The same type, after msgspec has resolved its fields and those of the classes in it.
+    """An equal type, after msgspec has resolved its fields and those of the classes in it.
 
     msgspec 0.22 publishes a class's type information before it is complete: if two threads decode into a class for
-    the first time concurrently, the process crashes.
+    the first time concurrently, the process crashes. It stores that of `Envelope[int]` in this object, and `typing`
+    makes another equal object after 128 others: the first one is returned for all of them.
     """
-    if kind not in _LEARNED:
+    found: K | None = _LEARNED.get(kind)
+    if found is None:
         with _LOCK:
-            msgspec.msgpack.Decoder(kind)
-            _LEARNED.add(kind)
-    return kind
+            found = _LEARNED.get(kind, kind)
+            msgspec.msgpack.Decoder(found)
+            _LEARNED[kind] = found
+    return found

@@ -1,6 +1,7 @@
 """Runs the server in this process until it is stopped."""
 
 import asyncio
+import faulthandler
 import gc
 import socket
 import ssl
@@ -94,6 +95,7 @@ def serve(options: ServeOptions) -> None:
 
     Raises: PortTaken; InputFault: a public address without an API key.
     """
+    faulthandler.enable(2)  # a crash in native code writes its cause and its threads to the log
     gc.disable()  # nothing to collect during the imports; enabled again when the server is ready
     few_heaps()
     short_turns()

@@ -318,7 +318,9 @@ def test_an_mcp_client_reads_the_named_collections_and_no_others(server, client,
     cursor = next(each for each in MCP_PROGRAMS if each.name == "Cursor")
     text = cursor.text(mcp_command(("Sea",), {"TESSERA_HOME": str(server.home)}))
     parameters = StdioServerParameters(**json.loads(text)["mcpServers"]["tessera-sea"], cwd=str(tmp_path))
-    asyncio.run(asyncio.wait_for(_session(stdio_client(parameters), work), 90))
+    # Its default is the stderr of the test that imported it first, which may be closed by now.
+    with (tmp_path / "stderr.txt").open("w", encoding="utf-8") as errors:
+        asyncio.run(asyncio.wait_for(_session(stdio_client(parameters, errlog=errors), work), 90))
     client.delete(f"/tessera/v1/collections/{made['id']}")
 
 

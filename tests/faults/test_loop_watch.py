@@ -57,6 +57,18 @@ def test_a_server_that_was_stopped_for_longer_goes_on(server):
     assert server.process.poll() is None
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_a_server_that_crashes_in_native_code_logs_what_its_threads_did(tmp_path):
+    running = RunningServer(tmp_path)
+    try:
+        running.process.send_signal(signal.SIGSEGV)
+        assert running.process.wait(60) == -signal.SIGSEGV
+        assert "Fatal Python error: Segmentation fault" in running.log
+        assert "most recent call first" in running.log
+    finally:
+        running.stop()
+
+
 def test_a_server_has_its_worker_threads_before_it_needs_them(tmp_path):
     def workers():
         return sum(thread.name.startswith("asyncio_") for thread in threading.enumerate())

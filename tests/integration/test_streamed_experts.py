@@ -1,9 +1,11 @@
 """MoE models with streamed experts: the same text in little memory, and changes of the file during use."""
 
 import asyncio
+import ctypes
 import os
 import shutil
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from engine.runner.expert_tensors import held_bytes, least_bytes, stacks
 from engine.runner.llama import service
 from engine.runner.llama.experts import expert_cache
 from engine.runner.llama.experts.expert_cache import ExpertPredictor, Readers, ReadJob
+from engine.runner.llama.experts.page_swap import Pages
 from engine.runner.llama.native.batch import Batch
 from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.protocol import LoadSettings
@@ -195,6 +198,55 @@ def test_the_next_layers_experts_are_predicted_by_its_own_router(tmp_path):
     assert right > 0.9 * read
 
 
+def test_an_expert_that_a_late_reader_evicts_is_complete_when_it_is_needed_again(mixture):
+    settings = LoadSettings(path=str(mixture), n_ctx=512, expert_bytes=sizes(mixture)[0], n_threads=1, **SETTINGS)
+    loaded, experts = service.load(start_backends(), settings, lambda _: True, StartupTimer())
+    batch = Batch(loaded)
+    for position in range(20):
+        batch.clear()
+        batch.add(position * 97 % 600, position, 0)
+        assert batch.decode() == 0
+    stream = experts._stream
+    pages, readers = stream._pages, stream._readers
+    begun, proceed = threading.Event(), threading.Event()
+    evicted, zeros = [], []
+    is_computed = False
+
+    def take(victim, address, size):
+        """A reader that gets no CPU time before it moves the pages."""
+        begun.set()
+        assert proceed.wait(60)
+        return Pages._take(pages, victim, address, size)
+
+    def as_file(span):
+        if is_computed and span in evicted:
+            zeros.append(ctypes.string_at(span.at(span.inner_begin), 64))
+        Pages._as_file(pages, span)
+
+    def wait_for(jobs):
+        if late in jobs:
+            proceed.set()
+        Readers.wait_for(readers, jobs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pages, "_take", take)
+        patch.setattr(pages, "_as_file", as_file)
+        patch.setattr(readers, "wait_for", wait_for)
+        stream._prefetch(1, [int(np.flatnonzero(~stream._there[1])[0])])
+        (late,) = stream._prefetched
+        row, number = late.victim
+        evicted += [stack.span(number) for stack in stream._stacks[row]]
+        assert begun.wait(60)
+        patch.setattr(pages, "_take", lambda *given: Pages._take(pages, *given))
+        stream._ensure_loaded(row, np.array([number]))
+        is_computed = True
+        proceed.set()
+        Readers.wait_for(readers, [late])
+        assert zeros == [], "the layer reads these pages"
+    experts.close()
+    loaded.close()
+
+
 def test_after_wrong_predictions_none_are_made_for_a_while():
     predictor = ExpertPredictor()
     for _ in range(20):
@@ -227,7 +279,7 @@ def test_an_expert_that_arrives_while_it_is_asked_for_is_counted_once():
     found._there, found._score = np.zeros((2, 4), bool), np.zeros((2, 4))
     found._sizes, found._used_bytes, found._capacity_bytes = [100, 100], 100, 800
     found._counts, found._prefetched = expert_cache._Counts(), []
-    found._readers = Readers(0, found._arrived)
+    found._readers, found._leaving = Readers(0, found._arrived), {}
     job = ReadJob((1, 2), ())
     found._coming = Arriving(found, {(1, 2): job})
     found._ensure_loaded(1, np.array([2]))

@@ -1,6 +1,7 @@
 """Types are decoded through `learned`, so that no two threads build the same msgspec type concurrently."""
 
 import ast
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ from tests.support.sources import PRODUCT, ROOT, parsed
 
 # Terminal commands have one thread.
 EXCEPT = (ROOT / "app" / "cli", ROOT / "devices" / "msgspec_lock.py")
+T = TypeVar("T")
 BUILTINS = frozenset({"bool", "str", "int", "float", "bytes", "dict", "list", "tuple", "Any"})
 DECODERS = frozenset({"msgspec.json.Decoder", "msgspec.msgpack.Decoder"})
 DECODING = frozenset({"msgspec.json.decode", "msgspec.msgpack.decode"})
@@ -70,3 +72,18 @@ def test_a_learned_type_is_the_type():
     ).inner.by_number
     with pytest.raises(TypeError):
         learned(3)
+
+
+def test_equal_types_are_resolved_once():
+    class Envelope(msgspec.Struct, Generic[T]):
+        data: T
+
+    class Other(Generic[T]):
+        pass
+
+    first = learned(Envelope[int])
+    for number in range(128):  # as many as `typing` remembers
+        Other[Literal[number]]
+    second = Envelope[int]
+    assert second is not first
+    assert learned(second) is first, "msgspec would resolve it again, on any thread"

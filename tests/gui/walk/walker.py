@@ -109,8 +109,13 @@ class Walk:
         return Path(f"/proc/{self.process.pid}/root{self.home}/state")
 
     def told(self):
-        """The window's output."""
-        return (self.home / "window.log").read_text(errors="replace")[-3000:]
+        """The ends of the window's output and of the logs of its servers, the last server's last."""
+        found = []
+        for name in ("window.log", "logs/server.log.1", "logs/server.log"):
+            path = self.home / name
+            if path.exists():
+                found.append(f"--- {name}\n{path.read_text(errors='replace')[-3000:]}")
+        return "\n".join(found)
 
     def attempts(self):
         """The addresses that the processes of a window without a network tried to reach."""
@@ -146,7 +151,7 @@ class Walk:
             return answer
         self.picture("late")
         told = f"written: {self.ask('written()')}\nthe window says: {self.ask('says()')}"
-        raise AssertionError(f"not within {seconds} s: {code}\n{told}\n{self._look(code)[1]}")
+        raise AssertionError(f"not within {seconds} s: {code}\n{told}\n{self._look(code)[1]}\n{self.told()}")
 
     def comes(self, code, seconds):
         """The value of `code` once it is true, or its last value after this time; None if it could not be read."""
@@ -191,7 +196,8 @@ class Walk:
             if time.monotonic() - started > seconds:
                 self.picture("missing")
                 why = "" if good else f"; {rect}"
-                raise AssertionError(f"{text!r} cannot be seen; the window says: {self.ask('says()')}{why}")
+                told = f"the window says: {self.ask('says()')}{why}\n{self.told()}"
+                raise AssertionError(f"{text!r} cannot be seen; {told}")
             before = rect if good else None
             time.sleep(0.03 if before else pause)
             pause = min(LONGEST_S, 1.1 * pause)
@@ -334,7 +340,7 @@ class Walk:
                 seen.append(told)
             if time.monotonic() - started > seconds:
                 self.picture("late")
-                raise AssertionError(f"not within {seconds} s: {last}; {seen}")
+                raise AssertionError(f"not within {seconds} s: {last}; {seen}\n{self.told()}")
             time.sleep(0.02)
         self.phases_s = time.monotonic() - first
         return seen

@@ -225,6 +225,7 @@ class ExpertStream:
         self._noted = 0
         self._take(earlier)
         self._coming: dict[_Expert, ReadJob] = {}
+        self._leaving: dict[_Expert, ReadJob] = {}  # evicted experts, and the job that takes their pages
         self._predictor = ExpertPredictor()
         self._prefetched: list[ReadJob] = []
         self._ranked: list[tuple[float, int, int]] = []
@@ -332,13 +333,17 @@ class ExpertStream:
         self._counts.asked += len(experts)
         self._counts.there += len(experts) - len(missing)
         if missing:
+            # While a reader takes an expert's pages, they are zeros for a few microseconds.
+            leaving = [self._leaving.get((row, expert)) for expert in missing]
+            if any(leaving):
+                self._readers.wait_for([job for job in leaving if job is not None])
             jobs = (self._coming.get((row, expert)) or self._absent_job((row, expert)) for expert in missing)
             self._readers.wait_for([job for job in jobs if job is not None])
             self._counts.waited_s += time.monotonic() - started_at
 
     def _prefetch(self, row: int, experts: Iterable[int]) -> None:
         """Read the probable experts of the next layer while this one is computed, in this order."""
-        absent = (e for e in experts if (row, e) not in self._coming)
+        absent = (e for e in experts if (row, e) not in self._coming and (row, e) not in self._leaving)
         jobs = (self._absent_job((row, expert), prefetch=True) for expert in absent)
         self._prefetched = [job for job in jobs if job is not None]
         self._readers.ahead(self._prefetched)
@@ -360,6 +365,7 @@ class ExpertStream:
         del self._coming[job.expert]
         self._used_bytes -= self._sizes[job.expert[0]]
         if job.victim is not None:
+            del self._leaving[job.victim]
             self._there[job.victim] = True
             self._used_bytes += self._sizes[job.victim[0]]
 
@@ -391,6 +397,8 @@ class ExpertStream:
         victims = [stack.span(victim[1]) for stack in self._stacks[victim[0]]] if victim is not None else []
         parts = [functools.partial(self._fill, *pair) for pair in zip_longest(spans, victims)]
         job = self._coming[expert] = ReadJob(expert, parts, prefetch=prefetch, victim=victim)
+        if victim is not None:
+            self._leaving[victim] = job
         return job
 
     def _fill(self, span: Span | None, victim: Span | None, room: int) -> None:
@@ -409,6 +417,8 @@ class ExpertStream:
         """Mark an expert as present. Called on a reader's thread."""
         self._there[job.expert] = True
         self._coming.pop(job.expert, None)
+        if job.victim is not None:
+            self._leaving.pop(job.victim, None)
 
     def _choose_victim(self, spared: int) -> _Expert | None:
         """Return the least used expert in memory, except those of layer `spared` and those in use; None if none."""
