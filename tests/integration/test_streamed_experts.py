@@ -182,8 +182,22 @@ def test_the_next_layers_experts_are_predicted_by_its_own_router(tmp_path):
             seen.append((read, right))
             super().note(read, right)
 
+    class Prompt(Readers):
+        """Readers that begin a job as soon as it is queued, however busy the computer is."""
+
+        def ahead(self, jobs):
+            queued = list(jobs)
+            super().ahead(queued)
+            with self._news:
+                assert self._news.wait_for(lambda: all(job.begun for job in queued), 60)
+
+        def _begin(self, job):
+            super()._begin(job)
+            self._news.notify_all()
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(expert_cache, "ExpertPredictor", Watched)
+        patch.setattr(expert_cache, "Readers", Prompt)
         settings = LoadSettings(path=str(path), n_ctx=512, expert_bytes=sizes(path)[0], n_threads=1, **SETTINGS)
         loaded, experts = service.load(start_backends(), settings, lambda _: True, StartupTimer())
         batch = Batch(loaded)

@@ -137,6 +137,21 @@ def test_a_model_used_behind_long_texts_gets_a_smaller_ubatch_on_radv():
     assert ubatch(60_000) < BACKENDS["vulkan"].n_ubatch
 
 
+def test_layers_split_over_two_gpus_keep_the_ubatch_of_their_backend():
+    halo = opened("sh-framework-desktop-linux", own=False)
+    others = tuple(device for device in halo.devices if device.kind != "igpu")
+    cards = tuple(replace(halo.device("igpu"), id=name, kind="dgpu") for name in ("one", "two"))
+    machine, history = replace(halo, devices=(*others, *cards)), PlacementHistory(None)
+    history.record_use("m", 20_000, 60_000.0, 1)
+    settings = LoadSettings(path="m", n_ctx=131_072)
+    query = PlacementQuery(
+        MODELS["8B"], settings, PlacementLimits(), machine, Ledger(lambda: machine), history, "m"
+    )
+    one, two, both = (candidate.settings for candidate in on_gpus(query))
+    assert len(both.devices) == 2
+    assert one.n_ubatch == two.n_ubatch < both.n_ubatch == BACKENDS["vulkan"].n_ubatch
+
+
 def test_points_close_to_each_other_give_the_level_and_not_the_slope():
     """Two prompts of similar length, the second while the computer was busy: half as fast."""
 

@@ -174,6 +174,16 @@ def test_what_attention_keeps_is_in_the_prediction(path):
     assert with_it.need.total_bytes - without.need.total_bytes == more
 
 
+@pytest.mark.parametrize(("attention", "head"), [(1024, 128), (0, 96)])
+def test_attention_needs_what_the_kernel_allocates_per_thread(path, attention, head):
+    """Source: engine/kernels/strips.h, `strip_floats`."""
+    shape = replaced(read_shape(path), heads=8, attention=attention, embedding=768)
+    keys_and_values, cells, strip, strips = 2 * head, 64, 48, 4
+    floats = cells * (keys_and_values + 2 * strip) + strips * strip * (keys_and_values + 3)
+    settings = LoadSettings(path="m.gguf", n_threads=3, tiles=(ATTENTION,))
+    assert tile_bytes(shape, settings) == 3 * 4 * floats
+
+
 def test_a_gpus_settings_are_not_touched(path):
     found = placed(of_types(read_shape(path), GgmlType.Q8_0), path, device="igpu")
     assert found.settings.devices
