@@ -15,13 +15,13 @@ def learned(kind: K) -> K:
     """An equal type, after msgspec has resolved its fields and those of the classes in it.
 
     msgspec 0.22 publishes a class's type information before it is complete: if two threads decode into a class for
-    the first time concurrently, the process crashes. It stores that of `Envelope[int]` in this object, and `typing`
-    makes another equal object after 128 others: the first one is returned for all of them.
+    the first time concurrently, the process crashes. The information of a generic such as `Envelope[int]` is stored
+    in this object, of which `typing` makes another, equal one after 128 others: all equal types get the first.
     """
-    found: K | None = _LEARNED.get(kind)
-    if found is None:
+    first: K | None = _LEARNED.get(kind)
+    if first is None:
         with _LOCK:
-            found = _LEARNED.get(kind, kind)
-            msgspec.msgpack.Decoder(found)
-            _LEARNED[kind] = found
-    return found
+            first = _LEARNED.get(kind, kind)
+            msgspec.msgpack.Decoder(first)
+            _LEARNED[kind] = first
+    return first
