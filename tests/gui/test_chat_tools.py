@@ -1,6 +1,7 @@
 """Tools in a chat: enabled, approved, called on a real MCP server, shown collapsed, stopped."""
 
 import json
+import time
 
 import pytest
 from PySide6.QtCore import Qt
@@ -96,6 +97,22 @@ def test_a_call_is_asked_for_made_and_answered_with_and_all_of_it_is_kept(qtbot,
     assert not card.isVisible()
     assert services.store.submit(conversations.listing).result()[0].tools == ("demo",)
     assert next(iter(ConsentStore().all().values())).decision == "always"
+
+
+def test_the_time_of_a_decision_is_not_counted_as_the_models(qtbot, page, server):
+    server.tool_calls, server.pieces = call("mcp__demo__add", a=2, b=3), ["I add them."]
+    began = time.monotonic()
+    ask(qtbot, page)
+    shown = time.monotonic()
+    qtbot.wait(3000)  # the person thinks
+    thought_s = time.monotonic() - shown
+    choose(page.tools.card, "Always")
+    qtbot.waitUntil(lambda: page.tools.card.isVisible() and '"a": 2' in page.tools.card.detail.toPlainText())
+    spent_s = time.monotonic() - began
+    choose(page.tools.card, "For this chat")
+    qtbot.waitUntil(ended(page))
+    calling = page.controller.tree.path()[1]
+    assert 0 < calling.facts.first_s <= spent_s - thought_s
 
 
 def test_a_declined_call_is_told_to_the_model_and_stop_takes_the_question_back(qtbot, page, server):
