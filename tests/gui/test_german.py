@@ -219,6 +219,7 @@ PLAIN = (
     "app/setting.py",
     "app/tools/mcp_config.py",
     "devices/doctor.py",
+    "engine/placement/pins.py",
     "devices/system_checks.py",
     "devices/probes/gpu_linux.py",
     "devices/probes/npu.py",
