@@ -251,22 +251,14 @@ class ProcessMemory(msgspec.Struct, frozen=True):
 
 
 class DeviceUsage(msgspec.Struct, frozen=True):
-    """One GPU or NPU: share of time busy, bytes in use, watts. None if the driver does not report it."""
+    """Current state of a device: share of time busy, bytes in use, watts, degrees Celsius. None if not reported."""
 
     device: str
-    kind: str
+    kind: str = ""
     busy_frac: float | None = None
     memory_used_bytes: int | None = None
     power_w: float | None = None
-
-
-class LiveDevice(msgspec.Struct, frozen=True):
-    """Current state of a device: utilization (0 to 1), degrees Celsius, watts. None if not reported."""
-
-    device: str
-    busy_frac: float | None = None
     temperature_c: float | None = None
-    power_w: float | None = None
     asleep: bool = False
 
 

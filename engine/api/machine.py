@@ -11,10 +11,10 @@ from devices.types import (
     BackendReport,
     CoreCounts,
     Device,
+    DeviceUsage,
     Evidence,
     Finding,
     Kind,
-    LiveDevice,
     Memory,
     Meter,
     Pool,
@@ -47,7 +47,7 @@ class Machine(types.Machine, frozen=True, kw_only=True):
 class LiveDevices(msgspec.Struct, frozen=True, kw_only=True):
     """GET /tessera/v1/devices/live."""
 
-    devices: tuple[LiveDevice, ...]
+    devices: tuple[DeviceUsage, ...]
 
 
 class PinRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

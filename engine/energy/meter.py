@@ -12,8 +12,8 @@ import psutil
 from devices.host import Host
 from devices.power import CPU, READ_RAPL, SYSTEM, looked_for, meters, whole_w
 from devices.process_memory import cpu_seconds
+from devices.sensors import UsageSampler
 from devices.types import Machine
-from devices.utilization import UsageSampler
 from engine.core.errors import EnvironmentFault
 from engine.core.types import StepTime
 from engine.energy.energy_accounting import Active, JouleLedger

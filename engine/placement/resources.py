@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import psutil
 from msgspec.structs import replace
 
 from devices.backends.libraries import WITHOUT_DEVICE, library_folder
@@ -19,8 +18,8 @@ from devices.merge import merged
 from devices.power import meters
 from devices.recording import RecordedHost
 from devices.report import live_report, recorded_report
-from devices.sensors import LiveReader
-from devices.types import Device, LiveDevice, Machine, Meter
+from devices.sensors import UsageSampler
+from devices.types import Device, DeviceUsage, Machine, Meter
 from engine.core.paths import Paths
 from engine.placement.device_checks import DeviceChecks
 from engine.placement.history import PlacementHistory
@@ -46,16 +45,17 @@ class MachineState:
         self._cache = backend_cache
         self._machine: Machine | None = None
         self._lock = threading.Lock()
-        is_live = isinstance(self._host, RealHost)
-        self._reader = LiveReader(self._host, (lambda: float(psutil.cpu_percent())) if is_live else None)
-        self._reader_lock = threading.Lock()
+        self._sampler: UsageSampler | None = None
+        self._sampler_lock = threading.Lock()
         self._meters: tuple[Meter, ...] | None = None
 
-    def live(self) -> tuple[LiveDevice, ...]:
+    def live(self) -> tuple[DeviceUsage, ...]:
         """Load, temperature and power of each device since the previous call. Does not wake sleeping devices."""
         devices = (self._machine or self.now()).devices
-        with self._reader_lock:
-            return self._reader.read(devices)
+        with self._sampler_lock:
+            if self._sampler is None or [d.id for d in self._sampler.devices] != [d.id for d in devices]:
+                self._sampler = UsageSampler(self._host, devices)
+            return self._sampler.live()
 
     @property
     def metered(self) -> bool:

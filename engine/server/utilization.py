@@ -13,8 +13,8 @@ from prometheus_client.registry import Collector
 
 from devices.host import Host
 from devices.host_real import RealHost
+from devices.sensors import UsageSampler
 from devices.types import Machine, Usage
-from devices.utilization import UsageSampler
 
 log = logging.getLogger(__name__)
 EVERY_S: Final = 1.0

@@ -35,9 +35,9 @@ from engine.api.machine import (
     BackendReport,
     CoreCounts,
     Device,
+    DeviceUsage,
     Finding,
     LedgerState,
-    LiveDevice,
     LiveDevices,
     Memory,
     Pinned,
@@ -93,7 +93,7 @@ def test_devices_show_state_reason_fix_and_who_holds_the_memory(qtbot, show, ser
     )
     placed = placement((fact("It is the only device."),), alternatives=(slower, unable))
     server.routes["GET", "/tessera/v1/models/spark/placement"] = PlacementAnswer(placement=placed)
-    live = LiveDevice(device="cpu", busy_frac=0.42, temperature_c=61.2)
+    live = DeviceUsage(device="cpu", busy_frac=0.42, temperature_c=61.2)
     server.routes["GET", "/tessera/v1/devices/live"] = LiveDevices(devices=(live,))
     pinned = Pinned(id="spark", device="gpu0/vulkan", unloaded=True)
     server.routes["POST", "/tessera/v1/models/spark/pin"] = pinned
@@ -192,11 +192,11 @@ def test_the_card_shows_which_step_set_what(qtbot):
 
 
 def test_what_a_device_does_now_in_words():
-    assert live_facts(LiveDevice(device="x", busy_frac=0.5, temperature_c=55, power_w=23.5)) == (
+    assert live_facts(DeviceUsage(device="x", busy_frac=0.5, temperature_c=55, power_w=23.5)) == (
         "50 % in use · 55 °C · 23.5 W"
     )
-    assert live_facts(LiveDevice(device="x", asleep=True)) == "asleep"
-    assert live_facts(LiveDevice(device="x")) == ""
+    assert live_facts(DeviceUsage(device="x", asleep=True)) == "asleep"
+    assert live_facts(DeviceUsage(device="x")) == ""
 
 
 def test_the_machine_in_one_sentence():

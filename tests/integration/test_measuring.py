@@ -54,7 +54,7 @@ def test_a_trial_measures(bundled_model):
 @pytest.mark.timeout(400)
 def test_a_trial_counts_the_joules_that_its_runner_drew(bundled_model, monkeypatch):
     monkeypatch.setattr(
-        "devices.utilization.UsageSampler._cpu_frac", lambda _: 0.0
+        "devices.sensors.UsageSampler._cpu_frac", lambda _: 0.0
     )  # nothing else runs on that computer
     host = Metered()
     energy = EnergyMeter(host, MACHINE)
@@ -124,7 +124,7 @@ from engine.runner.protocol import LoadSettings
 energy = None
 if sys.argv[3] == "energy":
     from tests.support.machines.simulated_meter import MACHINE, Metered
-    from devices.utilization import UsageSampler
+    from devices.sensors import UsageSampler
     UsageSampler._cpu_frac = lambda _: 0.0  # nothing else runs on the simulated computer
     energy = EnergyMeter(Metered(), MACHINE)
     asyncio.run(energy.rest())

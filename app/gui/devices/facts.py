@@ -7,7 +7,7 @@ from PySide6.QtCore import QCoreApplication
 from app.gui import formatted
 from app.gui.widgets.memory_bar import Share
 from devices.first_look import device_name, gpu_lines
-from engine.api.machine import Device, LiveDevice, Machine, Pool, Reservation
+from engine.api.machine import Device, DeviceUsage, Machine, Pool, Reservation
 
 KINDS = {"cpu": "CPU", "igpu": "Integrated GPU", "dgpu": "Dedicated GPU", "npu": "NPU", "remote": "Remote"}
 # Plain descriptions of some backends. All other names are product names.
@@ -142,7 +142,7 @@ def device_facts(device: Device) -> str:
     return " · ".join(parts)
 
 
-def live_facts(sample: LiveDevice) -> str:
+def live_facts(sample: DeviceUsage) -> str:
     """Utilization, temperature and power, as far as the system reports them."""
     if sample.asleep:
         return tr("asleep")

@@ -1,13 +1,22 @@
 """Utilization, temperature and power from recorded files, in the format of each driver."""
 
+from typing import NamedTuple
+
 import pytest
 
 from devices.recording import FORMAT, RecordedHost
-from devices.sensors import NVIDIA_COMMAND, LiveReader
-from devices.types import Device, LiveDevice, Memory
+from devices.sensors import NVIDIA_COMMAND, UsageSampler
+from devices.types import Device, DeviceUsage, Memory
 
 AMD, INTEL, NPU, NVIDIA = "0000:c3:00.0", "0000:00:02.0", "0000:00:0b.0", "0000:01:00.0"
 PCI = "/sys/bus/pci/devices"
+
+
+class Times(NamedTuple):
+    user: float
+    idle: float
+    iowait: float = 0
+    guest: float = 0
 
 
 class Clock:
@@ -31,37 +40,31 @@ def host(files, commands=None, system="linux"):
     return RecordedHost(recording)
 
 
-def stat(user, idle):
-    return f"cpu  {user} 0 0 {idle} 0 0 0 0 0 0\ncpu0 {user} 0 0 {idle} 0 0 0 0 0 0"
-
-
-def test_the_processor_is_busy_for_its_share_of_the_time_since_the_look_before():
+def test_the_processor_is_busy_for_its_share_of_the_time_since_the_look_before(monkeypatch):
     files = {
-        "/proc/stat": stat(100, 900),
         "/sys/class/hwmon/hwmon0/name": "nvme",
         "/sys/class/hwmon/hwmon0/temp1_input": "30000",
         "/sys/class/hwmon/hwmon3/name": "k10temp",
         "/sys/class/hwmon/hwmon3/temp1_input": "61250",
     }
-    reader = LiveReader(host(files))
-    assert reader.read([device("cpu")]) == (LiveDevice("cpu", None, 61.25, None),), (
-        "there is no look before the first"
-    )
-    reader._host = host({**files, "/proc/stat": stat(130, 970)})
-    assert reader.read([device("cpu")])[0].busy_frac == pytest.approx(0.3)
+    sampler = UsageSampler(host(files), [device("cpu")])
+    monkeypatch.setattr("psutil.cpu_times", lambda: Times(100, 900))
+    assert sampler.live() == (DeviceUsage("cpu", "cpu", temperature_c=61.25),), "there is no look before the first"
+    monkeypatch.setattr("psutil.cpu_times", lambda: Times(130, 960, 10, 20))
+    assert sampler.live()[0].busy_frac == pytest.approx(0.3)
 
 
 def test_power_is_the_growth_of_the_energy_counter():
     clock = Clock()
     counter = "/sys/class/powercap/intel-rapl:0/energy_uj"
-    reader = LiveReader(host({counter: "1000000"}), clock=clock)
-    assert reader.read([device("cpu")])[0].power_w is None
+    reader = UsageSampler(host({counter: "1000000"}), [device("cpu")], clock)
+    assert reader.live()[0].power_w is None
     clock.now = 2.0
     change(reader, counter, "31000000")
-    assert reader.read([device("cpu")])[0].power_w == pytest.approx(15.0)
+    assert reader.live()[0].power_w == pytest.approx(15.0)
     clock.now = 3.0
     change(reader, counter, "5")
-    assert reader.read([device("cpu")])[0].power_w is None, "the counter began anew"
+    assert reader.live()[0].power_w is None, "the counter began anew"
 
 
 def test_an_amd_gpu_tells_all_three():
@@ -70,9 +73,13 @@ def test_an_amd_gpu_tells_all_three():
         f"{folder}/gpu_busy_percent": "42",
         f"{folder}/power/runtime_status": "active",
         f"{folder}/hwmon/hwmon5/temp1_input": "55000",
+        f"{folder}/mem_info_vram_used": "4096",
+        f"{folder}/mem_info_gtt_used": "512",
         f"{folder}/hwmon/hwmon5/power1_average": "23500000",
     }
-    assert LiveReader(host(files)).read([device("igpu", AMD)]) == (LiveDevice(AMD, 0.42, 55.0, 23.5),)
+    assert UsageSampler(host(files), [device("igpu", AMD)]).live() == (
+        DeviceUsage(AMD, "igpu", 0.42, 4608, 23.5, 55.0),
+    )
 
 
 def test_a_sleeping_gpu_is_left_asleep():
@@ -85,8 +92,8 @@ def test_a_sleeping_gpu_is_left_asleep():
             return super().read(path)
 
     files = {f"{folder}/power/runtime_status": "suspended\n", f"{folder}/gpu_busy_percent": "0\n"}
-    reader = LiveReader(Watched({"format": FORMAT, "system": "linux", "files": files}))
-    assert reader.read([device("dgpu", AMD)]) == (LiveDevice(AMD, asleep=True),)
+    reader = UsageSampler(Watched({"format": FORMAT, "system": "linux", "files": files}), [device("dgpu", AMD)])
+    assert reader.live() == (DeviceUsage(AMD, "dgpu", asleep=True),)
     assert not any("gpu_busy_percent" in path or "hwmon" in path for path in read), "a read would wake it"
 
 
@@ -94,30 +101,30 @@ def test_intel_tells_energy_of_the_gpu_and_time_of_the_npu():
     clock = Clock()
     gpu, npu = f"{PCI}/{INTEL}/hwmon/hwmon2/energy1_input", f"{PCI}/{NPU}/npu_busy_time_us"
     both = [device("igpu", INTEL, "Intel"), device("npu", NPU, "Intel")]
-    reader = LiveReader(host({gpu: "0", npu: "0"}), clock=clock)
-    reader.read(both)
+    reader = UsageSampler(host({gpu: "0", npu: "0"}), both, clock)
+    reader.live()
     clock.now = 1.0
     change(reader, gpu, "8000000")
     change(reader, npu, "250000")
-    assert [r.power_w for r in reader.read(both)] == [8.0, None]
+    assert [r.power_w for r in reader.live()] == [8.0, None]
     clock.now = 2.0
     change(reader, npu, "750000")
-    assert reader.read(both)[1].busy_frac == pytest.approx(0.5)
+    assert reader.live()[1].busy_frac == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ("00000000:01:00.0, 87, 71, 214.53", LiveDevice(NVIDIA, 0.87, 71.0, 214.53)),
-        ("00000000:01:00.0, [N/A], 40, [Not Supported]", LiveDevice(NVIDIA, None, 40.0, None)),
-        ("00000000:01:00.0, 87", LiveDevice(NVIDIA)),
-        ("nonsense", LiveDevice(NVIDIA)),
+        ("00000000:01:00.0, 87, 2, 71, 214.53", (0.87, 2 << 20, 214.53, 71.0)),
+        ("00000000:01:00.0, [N/A], [N/A], 40, [Not Supported]", (None, None, None, 40.0)),
+        ("00000000:01:00.0, 87", ()),
+        ("nonsense", ()),
     ],
 )
 def test_nvidia_is_asked_by_its_own_command(row, expected):
     commands = {" ".join(NVIDIA_COMMAND): {"returncode": 0, "stdout": f"{row}\n"}}
-    reader = LiveReader(host({}, commands))
-    assert reader.read([device("dgpu", NVIDIA, "NVIDIA")]) == (expected,)
+    reader = UsageSampler(host({}, commands), [device("dgpu", NVIDIA, "NVIDIA")])
+    assert reader.live() == (DeviceUsage(NVIDIA, "dgpu", *expected),)
 
 
 def test_without_nvidia_its_command_is_not_run():
@@ -125,10 +132,20 @@ def test_without_nvidia_its_command_is_not_run():
         def run(self, argv, timeout_s):
             raise AssertionError(argv)
 
-    reader = LiveReader(Refusing({"format": FORMAT, "system": "linux"}))
-    assert reader.read([device("dgpu", AMD)]) == (LiveDevice(AMD),)
+    reader = UsageSampler(Refusing({"format": FORMAT, "system": "linux"}), [device("dgpu", AMD)])
+    assert reader.live() == (DeviceUsage(AMD, "dgpu"),)
 
 
-def test_where_the_system_has_no_files_the_given_reading_is_used():
-    reader = LiveReader(host({}, system="windows"), cpu_percent=lambda: 37.0)
-    assert reader.read([device("cpu"), device("dgpu", AMD)]) == (LiveDevice("cpu", 0.37), LiveDevice(AMD))
+def test_two_gpus_are_read_by_one_run_of_the_command_at_each_look():
+    runs = []
+
+    class Counting(RecordedHost):
+        def run(self, argv, timeout_s):
+            runs.append(argv)
+            return super().run(argv, timeout_s)
+
+    gpus = [device("dgpu", f"0000:0{n}:00.0", "NVIDIA") for n in (1, 2)]
+    reader = UsageSampler(Counting({"format": FORMAT, "system": "linux"}), gpus)
+    reader.live()
+    reader.live()
+    assert len(runs) == 2

@@ -5,8 +5,8 @@ import pytest
 from devices.battery import SUPPLIES
 from devices.host import CommandResult
 from devices.power import POWERCAP
+from devices.sensors import UsageSampler
 from devices.types import Device, Memory
-from devices.utilization import UsageSampler
 
 AMD = "/sys/bus/pci/devices/0000:03:00.0"
 RAPL = f"{POWERCAP}/intel-rapl:0"
@@ -107,7 +107,9 @@ def test_an_intel_gpu_counts_energy(clock):
 
 
 def test_nvidia_is_asked_seldom(clock):
-    host = FilesHost(output="00000000:03:00.0, 55, 2048, 120.50\n00000000:04:00.0, [N/A], [N/A], [N/A]\nnonsense\n")
+    host = FilesHost(
+        output="00000000:03:00.0, 55, 2048, 60, 120.50\n00000000:04:00.0, [N/A], [N/A], [N/A], [N/A]\nnonsense\n"
+    )
     gpus = [device("dgpu", "NVIDIA", f"0000:0{n}:00.0") for n in (3, 4)]
     sampler = UsageSampler(host, gpus, clock)
     first, second = sampler.sample().devices

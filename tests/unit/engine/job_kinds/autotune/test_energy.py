@@ -200,7 +200,7 @@ def test_a_meter_of_a_card_alone_says_nothing_of_the_processor():
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("busy", [0.0, 0.9])
 def test_the_rest_is_known_only_where_nobody_else_works(monkeypatch, busy):
-    monkeypatch.setattr("devices.utilization.UsageSampler._cpu_frac", lambda _: busy)
+    monkeypatch.setattr("devices.sensors.UsageSampler._cpu_frac", lambda _: busy)
     meter = EnergyMeter(host(MONITOR), machine())
     if busy:
         with pytest.raises(NeverAtRest, match="other programs"):
@@ -213,7 +213,7 @@ def test_the_rest_is_known_only_where_nobody_else_works(monkeypatch, busy):
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("metered", [True, False])
 def test_a_device_without_a_meter_is_not_taken_for_one_that_draws_nothing(monkeypatch, metered):
-    monkeypatch.setattr("devices.utilization.UsageSampler._cpu_frac", lambda _: 0.0)
+    monkeypatch.setattr("devices.sensors.UsageSampler._cpu_frac", lambda _: 0.0)
     files = MONITOR if metered else {path: value for path, value in MONITOR.items() if CARD not in path}
     meter = EnergyMeter(host(files), machine((Runtime("vulkan", "Vulkan0", 0, 1, 1, "usable"),)))
     asyncio.run(meter.rest())

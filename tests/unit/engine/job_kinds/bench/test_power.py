@@ -37,7 +37,7 @@ def measured(model):
 @pytest.mark.timeout(400)
 def test_a_measurement_tells_its_tokens_a_joule_beyond_the_rest(bundled_model, monkeypatch):
     monkeypatch.setattr(
-        "devices.utilization.UsageSampler._cpu_frac", lambda _: 0.0
+        "devices.sensors.UsageSampler._cpu_frac", lambda _: 0.0
     )  # nothing else runs on that computer
     for _ in range(4):  # on a busy machine, time passes between the meter's clock and the reader's
         host, found = measured(bundled_model)
@@ -63,7 +63,7 @@ def test_without_a_meter_nothing_is_told_and_little_time_is_lost():
 
 
 def test_on_a_busy_computer_watts_are_told_and_no_joules(monkeypatch):
-    monkeypatch.setattr("devices.utilization.UsageSampler._cpu_frac", lambda _: 0.9)
+    monkeypatch.setattr("devices.sensors.UsageSampler._cpu_frac", lambda _: 0.9)
     monkeypatch.setattr("engine.job_kinds.bench.run.REST_S", 0.3)
     monkeypatch.setattr("engine.energy.meter.EVERY_S", 0.01)
     monitor = f"{HWMON}/hwmon3"
