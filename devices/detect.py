@@ -114,7 +114,6 @@ def _cpu_device(cpu: Cpu, ram: SystemMemory) -> Device:
         arch=cpu.arch or None,
         isa=tuple(sorted(cpu.isa)),
         cores=cpu.cores,
-        cache_bytes=cpu.caches,
         reason=types.NOT_TRIED,
         fix_hint="Run `tessera doctor` to try the CPU's kernels.",
         evidence=cpu.evidence,

@@ -15,12 +15,11 @@ Severity = Literal["error", "warning", "advice"]
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """The source of a fact: `source` is a path, command or registry key; `confidence_frac` is 0 to 1."""
+    """The source of a fact: `source` is a path, command or registry key."""
 
     source: str
     key: str
     value: str
-    confidence_frac: float = 1.0
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -112,7 +111,6 @@ class Device(msgspec.Struct, frozen=True):
     arch: str | None = None
     isa: tuple[str, ...] = ()
     cores: CoreCounts | None = None
-    cache_bytes: tuple[tuple[str, int], ...] = ()
     driver: str | None = None
     driver_version: str | None = None
     asleep: bool = False

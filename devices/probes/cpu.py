@@ -1,4 +1,4 @@
-"""The CPU as each system describes it: name, instruction sets, cores by class, caches."""
+"""The CPU as each system describes it: name, instruction sets, cores by class."""
 
 import re
 
@@ -39,7 +39,6 @@ class Cpu(msgspec.Struct, frozen=True):
     arch: str = ""
     isa: frozenset[str] = frozenset()
     cores: CoreCounts | None = None
-    caches: tuple[tuple[str, int], ...] = ()
     hypervisor: bool = False
     evidence: tuple[Evidence, ...] = ()
 
@@ -61,7 +60,6 @@ def linux_cpu(host: Host) -> Cpu:
         arch=arch,
         isa=features,
         cores=_linux_cores(host),
-        caches=_linux_caches(host),
         hypervisor="hypervisor" in flags,
         evidence=(
             Evidence("/proc/cpuinfo", "model name", name),
@@ -119,18 +117,6 @@ def _slow_cpus(host: Host, cpus: list[int]) -> set[int]:
         if len(known_speeds) == len(cpus) and min(known_speeds) < frac * max(known_speeds):
             return {cpu for cpu, speed in speeds.items() if speed is not None and speed < frac * max(known_speeds)}
     return set()
-
-
-def _linux_caches(host: Host) -> tuple[tuple[str, int], ...]:
-    base = f"{CPU_FOLDER}/cpu0/cache"
-    sizes: dict[str, int] = {}
-    for index in host.listdir(base):
-        level, kind = text(host, f"{base}/{index}/level"), text(host, f"{base}/{index}/type")
-        match = re.fullmatch(r"([0-9]{1,12})([KM]?)", text(host, f"{base}/{index}/size"), re.ASCII)
-        if match and level in {"1", "2", "3", "4"} and kind != "Instruction":
-            size = int(match[1]) * {"": 1, "K": 1 << 10, "M": 1 << 20}[match[2]]
-            sizes[f"l{level}"] = size
-    return tuple(sorted(sizes.items()))
 
 
 def windows_cpu(host: Host) -> Cpu:
@@ -198,21 +184,12 @@ def macos_cpu(host: Host) -> Cpu:
     if physical and logical:
         fast = min(fast, physical) if fast else physical
         cores = CoreCounts(physical, logical, fast, physical - fast, logical, fast)
-    caches = tuple(
-        (level, size)
-        for level, size in (
-            ("l1", number(host.sysctl("hw.perflevel0.l1dcachesize"))),
-            ("l2", number(host.sysctl("hw.perflevel0.l2cachesize"))),
-        )
-        if size
-    )
     return Cpu(
         name=name,
         vendor="Apple" if arm else "Intel",
         arch="arm64" if arm else "x86_64",
         isa=isa.canonical(isa_names),
         cores=cores,
-        caches=caches,
         hypervisor=host.sysctl("kern.hv_vmm_present") == 1,
         evidence=(Evidence("sysctl", "machdep.cpu.brand_string", name),),
     )

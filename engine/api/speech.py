@@ -36,9 +36,3 @@ class SpokenText(msgspec.Struct, frozen=True, kw_only=True):
 
     seconds: float
     segments: tuple[SpokenSegment, ...]
-
-
-class SpeechModelInstalled(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a `fetch` job that downloaded the speech model."""
-
-    path: str

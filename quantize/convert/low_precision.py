@@ -497,7 +497,6 @@ def _awq(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed:
 
 
 class _State(msgspec.Struct):
-    quant_type: str
     blocksize: int
     shape: tuple[int, int]
     dtype: str = "bfloat16"

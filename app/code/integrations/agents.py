@@ -241,6 +241,7 @@ AIDER = Integration(
 
 
 def _pi_provider(endpoint: Endpoint) -> dict[str, Any]:
+    """The provider for pi, and for OpenClaw, which is built on it."""
     model = {
         "id": endpoint.model,
         "name": f"{endpoint.model} (Tessera)",
@@ -365,23 +366,8 @@ HERMES = Integration(
 def _openclaw_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
     path = home / ".openclaw" / "openclaw.json"
     before = read_config(path)
-    model = {
-        "id": endpoint.model,
-        "name": f"{endpoint.model} (Tessera)",
-        "reasoning": False,
-        "input": ["text", "image"] if endpoint.vision else ["text"],
-        "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
-        "contextWindow": endpoint.context,
-        "maxTokens": endpoint.output_limit,
-    }
-    provider = {
-        "baseUrl": endpoint.openai_url,
-        "apiKey": endpoint.key,
-        "api": "openai-completions",
-        "models": [model],
-    }
     settings: Settings = {
-        ("models", "providers", "tessera"): provider,
+        ("models", "providers", "tessera"): _pi_provider(endpoint),
         ("agents", "defaults", "model", "primary"): f"tessera/{endpoint.model}",
     }
     return [FileEdit(path=path, before=before, after=with_settings(path, before, settings))]

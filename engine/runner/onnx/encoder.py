@@ -15,7 +15,7 @@ from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.providers import CPU, chosen_provider, open_session, register_plugin, share_of
 from engine.runner.onnx.vocabulary import FolderVocabulary
 from engine.runner.protocol import Embed, Embedded, Fault, LoadSettings
-from engine.runner.text_limits import shortened
+from engine.runner.text_limits import embed_fault, input_fault, shortened
 
 # Texts per run; texts of similar length share one, so that there is little padding.
 BATCH: Final = 16
@@ -105,28 +105,16 @@ class Encoder:
 
     def add(self, message: Embed) -> Fault | None:
         """Queue a message; return a Fault if it cannot run."""
-        if message.query is not None and not self.ranks:
-            return _refused(message.id, "This model has no ranking head; load a reranker.", "model")
-        if message.query is None and self.ranks:
-            return _refused(message.id, "This model ranks documents and gives no embeddings.", "model")
-        if not message.inputs:
-            return _refused(message.id, "There is nothing to embed.", "input")
+        if (fault := embed_fault(message, ranks=self.ranks)) is not None:
+            return fault
         rows = [self._tokens(item, message.query) for item in message.inputs]
         cut: dict[int, int] = {}
         if message.truncate:
             cut = {index: len(ids) for index, (ids, _) in enumerate(rows) if len(ids) > self.limit}
             rows = [self._cut(ids, kinds) for ids, kinds in rows]
         for index, (ids, _) in enumerate(rows):
-            if len(ids) > self.limit:
-                counts: dict[str, int | float | str | None] = {
-                    "prompt_tokens": len(ids),
-                    "context_tokens": self.limit,
-                }
-                param = f"input[{index}]"
-                return Fault(id=message.id, code="context_length_exceeded", message="", param=param, facts=counts)
-            problem = self._problem(index, ids)
-            if problem:
-                return _refused(message.id, problem, f"input[{index}]")
+            if (fault := input_fault(message.id, index, ids, self.limit, self.vocabulary.size)) is not None:
+                return fault
         order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
         self._jobs.append(_Job(message.id, rows, message.normalize and not self.ranks, order, cut))
         return None
@@ -136,13 +124,6 @@ class Encoder:
         if len(ids) <= self.limit:
             return ids, kinds
         return shortened(ids, self.limit, self.vocabulary.control), kinds[: self.limit]
-
-    def _problem(self, index: int, ids: list[int]) -> str:
-        if not ids:
-            return f"Input {index} is empty."
-        if min(ids) < 0 or max(ids) >= self.vocabulary.size:
-            return f"Token ids must be between 0 and {self.vocabulary.size - 1}."
-        return ""
 
     def cancel(self, job_id: int) -> None:
         """Drop a cancelled job."""
@@ -232,7 +213,3 @@ def _session(settings: LoadSettings, folder: OnnxFolder) -> tuple[Any, str, str]
     except Exception as error:
         raise LoadFailed(choice.explain(libraries.reason(error))) from error
     return session, choice.name, note
-
-
-def _refused(job_id: int, message: str, param: str) -> Fault:
-    return Fault(id=job_id, code="invalid_request", message=message, param=param)

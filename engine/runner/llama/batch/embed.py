@@ -23,7 +23,7 @@ from engine.runner.llama.native.self_check import ONE_THREAD_BYTES
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.load_limits import KV_TYPES
 from engine.runner.protocol import Embed, Embedded, Fault, LoadSettings
-from engine.runner.text_limits import TooManyTokens, shortened
+from engine.runner.text_limits import TooManyTokens, embed_fault, input_fault, shortened, too_long
 
 # llama.h, enum llama_pooling_type.
 _POOL_NONE: Final = 0
@@ -143,12 +143,8 @@ class Embedder:
 
     def add(self, message: Embed) -> Fault | None:
         """Queue a message; return a Fault if it cannot run."""
-        if message.query is not None and not self.ranks:
-            return _refused(message.id, "This model has no ranking head; load a reranker.", "model")
-        if message.query is None and self.ranks:
-            return _refused(message.id, "This model ranks documents and gives no embeddings.", "model")
-        if not message.inputs:
-            return _refused(message.id, "There is nothing to embed.", "input")
+        if (fault := embed_fault(message, ranks=self.ranks)) is not None:
+            return fault
         job = _Job(message.id, message.inputs, message.query, message.normalize and not self.ranks)
         job.truncate = message.truncate
         job.quick = message.quick and not self.ranks
@@ -196,8 +192,8 @@ class Embedder:
                     else self._tokens(job.inputs[index], job.query, self.limit)
                 )
             except TooManyTokens as error:
-                raise _Refused(self._overflow(job.id, index, error.at_least)) from None
-            fault = self._check(job.id, index, tokens)
+                raise _Refused(too_long(job.id, index, error.at_least, self.limit)) from None
+            fault = input_fault(job.id, index, tokens, self.limit, self._vocabulary.size)
             if fault is not None:
                 raise _Refused(fault)
             job.tokens.append(tokens)
@@ -213,22 +209,6 @@ class Embedder:
             return tokens
         job.cut[index] = len(tokens)
         return shortened(tokens, self.limit, self._vocabulary.control)
-
-    def _overflow(self, job_id: int, index: int, count: int) -> Fault:
-        facts: dict[str, int | float | str | None] = {"prompt_tokens": count, "context_tokens": self.limit}
-        param = f"input[{index}]"
-        return Fault(id=job_id, code="context_length_exceeded", message="", param=param, facts=facts)
-
-    def _check(self, job_id: int, index: int, tokens: list[int]) -> Fault | None:
-        if not tokens:
-            return _refused(job_id, f"input[{index}] is empty.", f"input[{index}]")
-        if min(tokens) < 0 or max(tokens) >= self._vocabulary.size:
-            return _refused(
-                job_id, f"Token ids must be between 0 and {self._vocabulary.size - 1}.", f"input[{index}]"
-            )
-        if len(tokens) > self.limit:
-            return self._overflow(job_id, index, len(tokens))
-        return None
 
     def step(self) -> Embedded | Fault | None:
         """Run one decode for the oldest job; return its result when it is complete."""
@@ -355,10 +335,6 @@ class Embedder:
         if not pointer:
             raise ValueError("no embedding came back")
         return np.ctypeslib.as_array(pointer, (self.width,)).astype(np.float64)
-
-
-def _refused(job_id: int, message: str, param: str) -> Fault:
-    return Fault(id=job_id, code="invalid_request", message=message, param=param)
 
 
 # Building and testing the graph takes 0.5 s of CPU time, which pays only with this many texts.
