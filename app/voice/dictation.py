@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import BinaryIO, Final, Protocol, cast
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 import msgspec
 
@@ -16,6 +16,9 @@ from devices.child_command import child_command
 from devices.environment import without_secrets
 from devices.frames import read_frame
 from devices.msgspec_lock import learned
+
+if TYPE_CHECKING:
+    from engine.api.speech import SpokenSegment
 
 # A device with this prefix is a WAV file that replaces the microphone. Tests use it.
 WAV: Final = "wav:"
@@ -103,25 +106,6 @@ def microphones() -> tuple[str, ...]:
     return tuple(str(name) for name in answer["devices"]) if answer else ()
 
 
-class Segment(Protocol):
-    """Words between two times of a sound, in seconds."""
-
-    @property
-    def start(self) -> float:
-        """Start."""
-        ...
-
-    @property
-    def end(self) -> float:
-        """End."""
-        ...
-
-    @property
-    def text(self) -> str:
-        """The words."""
-        ...
-
-
 @dataclass
 class LiveTranscript:
     """The sound whose words may still change, and the facts known about it.
@@ -151,7 +135,7 @@ class LiveTranscript:
         self._asked_bytes = len(self._pending)
         return wav_file(bytes(self._pending))
 
-    def take(self, segments: Sequence[Segment], *, last: bool = False) -> tuple[str, str]:
+    def take(self, segments: "Sequence[SpokenSegment]", *, last: bool = False) -> tuple[str, str]:
         """Process the transcript of the last `sound`; return the final words, and those that may still change.
 
         With `last`, all are final.
@@ -184,7 +168,7 @@ class LiveTranscript:
         self._asked_bytes = max(0, self._asked_bytes - count)
 
 
-def _joined(segments: Sequence[Segment]) -> str:
+def _joined(segments: "Sequence[SpokenSegment]") -> str:
     return " ".join(one.text.strip() for one in segments)
 
 

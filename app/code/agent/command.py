@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
@@ -25,14 +24,6 @@ _HEAD_BYTES = 8_000
 _TAIL_BYTES = 12_000
 _DRAIN_S = 2.0
 _LOOK_S = 0.1
-
-
-class StopSign(Protocol):
-    """An object that is set when a command must end, for instance an event."""
-
-    def is_set(self) -> bool:
-        """Return True if the command must end."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +40,15 @@ def run_command(
     folder: Path,
     timeout_s: float,
     openings: SandboxPermissions | None = None,
-    cancelled: StopSign | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
     on_output: Callable[[str], None] = lambda _: None,
 ) -> CommandResult:
     """Run `argv` in `folder`, sandboxed with these openings (None: no sandbox); stdout and stderr are merged.
 
-    It is stopped at the timeout or when `cancelled` is set. `on_output` gets the output while the command runs, on
-    the calling thread; of a flood of output it gets the beginning.
+    It is stopped at the timeout or when `cancelled` returns True. `on_output` gets the output while the command
+    runs, on the calling thread; of a flood of output it gets the beginning.
     Raises: OSError: it cannot be started. ValueError: an argument contains a NUL byte.
     """
-    cancelled = cancelled or threading.Event()
     if openings is None:
         return _run(list(argv), folder, timeout_s, cancelled, on_output)
     with guarded(folder) as guard, tempfile.TemporaryDirectory(prefix="tessera-command-") as scratch:
@@ -67,7 +57,7 @@ def run_command(
 
 
 def _run(
-    argv: list[str], folder: Path, timeout_s: float, cancelled: StopSign, on_output: Callable[[str], None]
+    argv: list[str], folder: Path, timeout_s: float, cancelled: Callable[[], bool], on_output: Callable[[str], None]
 ) -> CommandResult:
     started_at = time.monotonic()
     child = subprocess.Popen(
@@ -85,7 +75,7 @@ def _run(
     reader.start()
     exit_code: int | None = None
     try:
-        while exit_code is None and not cancelled.is_set() and time.monotonic() - started_at < timeout_s:
+        while exit_code is None and not cancelled() and time.monotonic() - started_at < timeout_s:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 exit_code = child.wait(timeout=_LOOK_S)
             if new := output.taken():

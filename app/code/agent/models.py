@@ -1,21 +1,14 @@
 """Models for an agent: one of the server, and one that replays a recorded session."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from app.answer_facts import ToolCall
 from app.client import ChatDelta, ChatResponse
+from app.code.agent.loop import ModelTurn
 from app.code.agent.transcript import group_turns
 from app.code.agent.types import AgentEvent
-
-
-@dataclass
-class ModelTurn:
-    """One response."""
-
-    text: str = ""
-    calls: Sequence[ToolCall] = ()
 
 
 class Chats(Protocol):

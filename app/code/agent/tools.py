@@ -116,16 +116,6 @@ class PlanArguments(msgspec.Struct, forbid_unknown_fields=True):
     items: list[PlanItem]
 
 
-class _EitherSet:
-    """An event that is set if either of two events is set."""
-
-    def __init__(self, first: threading.Event, second: threading.Event) -> None:
-        self._events = first, second
-
-    def is_set(self) -> bool:
-        return any(event.is_set() for event in self._events)
-
-
 def _schema(required: Sequence[str], **properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
@@ -483,7 +473,7 @@ class Toolbox:
                 root,
                 timeout_s,
                 openings,
-                _EitherSet(self._cancelled, self._stopped),
+                lambda: self._cancelled.is_set() or self._stopped.is_set(),
                 on_output=lambda text: self._on_event(Printed(text)),
             )
         except (OSError, ValueError):  # it could not be started

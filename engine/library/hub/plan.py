@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
 
 import httpx2
 import msgspec
@@ -120,11 +119,8 @@ _ENOUGH_BITS = 7.0  # Q6_K has 6.6
 _EXACT_BITS = 7.9  # Q8_0 has 8.5. Original MXFP4 files have fewer bits: they are already quantized
 
 
-class FitEstimator(Protocol):
-    """Estimates whether a model fits, from its headers; None if no estimate is possible."""
-
-    def __call__(self, parts: tuple[GgufFile, ...], details: Details) -> FitEstimate | None:
-        """Estimate the model whose parts have these headers."""
+# Estimates whether a model fits, from the headers of its parts; None if no estimate is possible.
+FitEstimator = Callable[[tuple[GgufFile, ...], Details], FitEstimate | None]
 
 
 def plan_repository(

@@ -9,9 +9,9 @@ from app.answer_facts import ToolCall
 from app.code.agent import tools
 from app.code.agent.checkpoints import Checkpoints
 from app.code.agent.command import run_command
-from app.code.agent.loop import Agent
+from app.code.agent.loop import Agent, ModelTurn
 from app.code.agent.mcp_tools import McpTools
-from app.code.agent.models import ModelTurn, ReplayedModel
+from app.code.agent.models import ReplayedModel
 from app.code.agent.tools import Toolbox
 from app.code.agent.transcript import Transcript, read_transcript
 from app.code.agent.types import AssistantTextEvent, Edited, Ended, Planned, Printed, Stepped
@@ -244,7 +244,7 @@ def test_a_command_that_nobody_wants_any_more_is_ended(tmp_path):
     script = f"import os, time; open({str(told)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     stop = threading.Thread(target=lambda: (wait_for(lambda: told.exists() and told.read_text()), cancelled.set()))
     stop.start()
-    done = run_command([sys.executable, "-c", script], tmp_path, 600, cancelled=cancelled)
+    done = run_command([sys.executable, "-c", script], tmp_path, 600, cancelled=cancelled.is_set)
     stop.join()
     assert done.exit_code is None
     assert done.elapsed_s < 90
