@@ -8,12 +8,12 @@ from app.client.errors import ApiError, JobFailed, ServerNotStarted, ServerUnrea
 from app.client.transport import Stream
 
 if TYPE_CHECKING:
-    from app.client.routes import Client, Routes, local_server, running_server
+    from app.client.routes import Client, Routes, running_server
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that a chat's first token does not wait for types that it does not need."""
-    if name not in ("Client", "Routes", "local_server", "running_server"):
+    if name not in ("Client", "Routes", "running_server"):
         raise AttributeError(name)
     from app.client import routes
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from app.client.chat_client import ChatClient
 from app.client.chat_stream import ChatRoutes
-from app.client.discovery import chosen_server, server_here
+from app.client.discovery import chosen_server
 from app.client.transport import OURS, Route, Stream, Transport, path_part
 from engine.api.collections import (
     Collection,
@@ -320,8 +320,3 @@ class Client(ChatClient, Routes):
 def running_server() -> Client | None:
     """See `chosen_server`. Raises: ApiError."""
     return chosen_server(Client)
-
-
-def local_server() -> Client | None:
-    """See `server_here`."""
-    return server_here(Client)

@@ -109,7 +109,7 @@ class Remotes:
     async def _open(self, remote: Remote) -> Session:
         link = self.registry.seen(remote.name).link
         tunnel = await Tunnel.start(protocol.Order(do="open", remote=remote, kernel=self.kernel))
-        session = Session(tunnel, link.rtt_s if link is not None else 0.0, self._noticed)
+        session = Session(tunnel, link.rtt_s if link is not None else 0.0, self.saw)
         try:
             facts = await session.opened()
         except RemoteFault as fault:
@@ -121,9 +121,6 @@ class Remotes:
             raise
         self.registry.saw(remote.name, Seen(state="ok", at=time.time(), facts=facts))
         return session
-
-    def _noticed(self, fault: RemoteFault) -> None:
-        self.saw(fault)
 
     async def close(self) -> None:
         """Stop rechecking lost workers."""

@@ -151,7 +151,7 @@ def stock_plans(question: PlanInput) -> tuple[PresetPlan, ...]:
             PresetPlan(
                 name=name,
                 file_bytes=question.header_bytes + size,
-                damage=_total_damage(model, types, damage),
+                damage=model_damage(model, types, damage),
                 needs_imatrix=needs,
                 types={tensor: qtype.name for tensor, qtype in types.items()},
             )
@@ -169,11 +169,6 @@ def best_stock(plans: Sequence[PresetPlan], limit_bytes: int, *, has_imatrix: bo
     if measured:
         return min(measured, key=lambda p: (p.damage or 0.0, p.file_bytes))
     return max(fitting, key=lambda p: p.file_bytes, default=None)
-
-
-def model_damage(model: ModelSpec, types: Mapping[str, GgmlType], damage: Damage) -> float | None:
-    """Predicted KL divergence of any recipe; None if the measurements do not cover it."""
-    return _total_damage(model, types, damage)
 
 
 def _limit(question: PlanInput, goal: SizeTarget) -> int:
@@ -352,7 +347,8 @@ def _fixed_plan(question: PlanInput, goal: SizeTarget) -> QuantPlan:
     return _assemble(question, goal, _Outcome(picks, [[p] for p in picks], size))
 
 
-def _total_damage(model: ModelSpec, types: Mapping[str, GgmlType], damage: Damage) -> float | None:
+def model_damage(model: ModelSpec, types: Mapping[str, GgmlType], damage: Damage) -> float | None:
+    """Predicted KL divergence of any recipe; None if the measurements do not cover it."""
     total = 0.0
     for tensor in model.tensors:
         qtype = types[tensor.name]

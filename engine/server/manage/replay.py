@@ -76,7 +76,7 @@ class _Replay:
         return Replayed(
             text=text,
             same=receipts.begins_with(text, self._receipt.answer),
-            changed=tuple(name for name, _, _ in self._changes(await self._parts(model, mark))),
+            changed=tuple(name for name, _, _ in self._changes(await receipts.parts_now(self._state, model, mark))),
         )
 
     async def explained(self) -> Replayed:
@@ -85,7 +85,7 @@ class _Replay:
         request, mark = await self._now()
         text = await self._text(model, request)
         same = receipts.begins_with(text, self._receipt.answer)
-        parts, plan = await self._parts(model, mark), receipts.plan_of(model.settings)
+        parts, plan = await receipts.parts_now(self._state, model, mark), receipts.plan_of(model.settings)
         changes = self._changes(parts)
         then = await self._then()
         repeated = await receipts.asked_of(model, request)
@@ -139,7 +139,7 @@ class _Replay:
 
     async def _with_file(self, request: GenerationRequest) -> str:
         model = await self._state.pool.acquire(self._old_model)
-        parts = await self._parts(model, "")
+        parts = await receipts.parts_now(self._state, model, "")
         if parts.file != self._receipt.parts.file:
             raise InputFault(f"{self._old_model} is not the file of the receipt.", "old_model")
         return await self._text(model, request)
@@ -147,9 +147,6 @@ class _Replay:
     async def _text(self, model: LoadedModel, request: GenerationRequest) -> str:
         async with aclosing(self._state.pool.generate(model, request)) as events:
             return "".join([event.text async for event in events if isinstance(event, Delta)])
-
-    async def _parts(self, model: LoadedModel, mark: str) -> Parts:
-        return await receipts.parts_now(self._state, model, mark)
 
     def _changes(self, now: Parts) -> list[tuple[str, str, str]]:
         then = self._receipt.parts

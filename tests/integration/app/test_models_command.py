@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 from app.cli import main as cli_main
 from app.cli import models_hub
-from app.client import local_server
+from app.client import Client
+from app.client.discovery import server_here
 from app.format import duration
 from engine.core.errors import InputFault
 from engine.library.hub.file_selection import HubName, parse_hub_name
@@ -137,7 +138,7 @@ def test_ctrl_c_pauses_a_download_and_the_same_command_goes_on(tessera, hub, mon
         hub.faults.bytes_per_s = 0.0
     assert 0 < hub.sent_bytes - before < SPARK.stat().st_size
     assert json.loads(tessera("pull", "org/Slow-GGUF", "--json").splitlines()[-1])["model"] == "slow-q8_0"
-    with local_server() as client:
+    with server_here(Client) as client:
         assert [j.state for j in client.jobs() if j.params.get("model") == "org/Slow-GGUF"] == ["done"]
 
 
