@@ -15,11 +15,12 @@ Severity = Literal["error", "warning", "advice"]
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """The source of a fact: `source` is a path, command or registry key."""
+    """The source of a fact: `source` is a path, command or registry key; `confidence_frac` is 0 to 1."""
 
     source: str
     key: str
     value: str
+    confidence_frac: float = 1.0
 
 
 class Memory(msgspec.Struct, frozen=True):
