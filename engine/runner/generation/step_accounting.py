@@ -2,18 +2,29 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from engine.core.types import StepTime
-
-if TYPE_CHECKING:
-    from engine.runner.generation.sequence import Sequence
 
 # Weight of a response row compared with a prompt row: it is also multiplied by the output matrix and attends to
 # more text. Measured: log-archive.md, engine.
 ANSWER_ROWS: Final = 3
+
+
 # Number of requests whose share is stored: running ones and some that ended recently.
 _REMEMBERED: Final = 256
+
+
+class Worked(Protocol):
+    """A request with its number and its time so far."""
+
+    id: int
+    own_s: float
+    all_s: float
+    draft: list[int]
+
+    @property
+    def n_generated(self) -> int: ...
 
 
 class StepTimes:
@@ -23,11 +34,11 @@ class StepTimes:
         self.all_s = 0.0
         self.own_s: OrderedDict[int, float] = OrderedDict()
 
-    def step(self, seconds: float, rows: "Iterable[tuple[Sequence, int]]") -> None:
+    def step(self, seconds: float, rows: Iterable[tuple[Worked, int]]) -> None:
         """Record a step with the number of rows of each request."""
         self.all_s += seconds
         whole = 0
-        weighed: list[tuple[Sequence, int]] = []
+        weighed: list[tuple[Worked, int]] = []
         for request, count in rows:
             weight = count * (ANSWER_ROWS if _answers(request, count) else 1)
             weighed.append((request, weight))
@@ -41,11 +52,11 @@ class StepTimes:
             self.own_s.popitem(last=False)
 
 
-def _answers(request: "Sequence", rows: int) -> bool:
+def _answers(request: Worked, rows: int) -> bool:
     """Whether the rows are the newest token and its draft, not a prompt or one that is computed again."""
     return request.n_generated > 0 and rows <= 1 + len(request.draft)
 
 
-def step_time(request: "Sequence") -> StepTime:
+def step_time(request: Worked) -> StepTime:
     """Return the step time to send at the end of a request."""
     return StepTime(number=request.id, own_s=request.own_s, all_s=request.all_s)

@@ -11,11 +11,12 @@ from engine.core.types import ModelFacts
 from engine.onnx.folder import OnnxFolder, pooling
 from engine.onnx.safety import count_parameters
 from engine.runner import onnx_libraries as libraries
+from engine.runner.faults import embed_fault, input_fault
 from engine.runner.onnx.errors import LoadFailed
 from engine.runner.onnx.providers import CPU, chosen_provider, open_session, register_plugin, share_of
 from engine.runner.onnx.vocabulary import FolderVocabulary
 from engine.runner.protocol import Embed, Embedded, Fault, LoadSettings
-from engine.runner.text_limits import embed_fault, input_fault, shortened
+from engine.runner.text_limits import shortened
 
 # Texts per run; texts of similar length share one, so that there is little padding.
 BATCH: Final = 16

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from engine.runner.faults import embed_fault, input_fault, too_long
 from engine.runner.int8_embedder import NotQuick, QuickTexts
 from engine.runner.llama.batch.threads import WIDE_ROWS, ThreadGovernor
 from engine.runner.llama.native.batch import Batch
@@ -23,7 +24,7 @@ from engine.runner.llama.native.self_check import ONE_THREAD_BYTES
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.load_limits import KV_TYPES
 from engine.runner.protocol import Embed, Embedded, Fault, LoadSettings
-from engine.runner.text_limits import TooManyTokens, embed_fault, input_fault, shortened, too_long
+from engine.runner.text_limits import TooManyTokens, shortened
 
 # llama.h, enum llama_pooling_type.
 _POOL_NONE: Final = 0

@@ -7,11 +7,12 @@ identity. The server has such rows computed again while nothing else runs (engin
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
 
+from engine.core.types import GenerationRequest
 from engine.runner.llama.native.batch import Batch, Logits
 from engine.runner.llama.native.device_check import (
     KEPT_TOKENS,
@@ -25,9 +26,6 @@ from engine.runner.llama.native.model import LoadedModel, load, metadata_of
 from engine.runner.llama.native.scenarios import NOISES, WRONG_NATS
 from engine.runner.protocol import LoadSettings, RowsRecorded, RowVerdict, SampledRow
 
-if TYPE_CHECKING:
-    from engine.runner.llama.sequence import LlamaSequence
-
 # A row is computed again from its tokens. Reported faults began at depths up to 7,500 tokens.
 LONGEST: Final = 8192
 # Rows of one answer are compared for the price of its longest text; each takes 2 KB here.
@@ -40,6 +38,18 @@ FACTORS_BY_CONTEXT: Final = frozenset({"phi3", "phimoe", "minicpm3"})
 PIECE: Final = 256
 
 
+class Answer(Protocol):
+    """A request that generates; see `engine.runner.llama.sequence`."""
+
+    request: GenerationRequest
+    tokens: list[int]
+    forgotten: int
+    recorded_rows: list[SampledRow]
+
+    @property
+    def media(self) -> object | None: ...
+
+
 class RowRecorder:
     """Records one row of `every`, of texts that the CPU can compute alike: no adapters, no images, no shift."""
 
@@ -50,7 +60,7 @@ class RowRecorder:
         self._answers: deque[RowsRecorded] = deque(maxlen=ANSWERS)
         self._spent_s = 0.0
 
-    def see(self, sequence: "LlamaSequence", row: Any, batch: Batch) -> None:
+    def see(self, sequence: Answer, row: Any, batch: Batch) -> None:
         """Count a row of logits (n_vocab,), and record it if it is due. Call it before the row is changed."""
         if not self._every:
             return
@@ -78,7 +88,7 @@ class RowRecorder:
         )
         self._spent_s += time.monotonic() - started
 
-    def end(self, sequence: "LlamaSequence", steps_s: float) -> None:
+    def end(self, sequence: Answer, steps_s: float) -> None:
         """An answer ended; `steps_s` are the seconds of all steps since the load."""
         rows, sequence.recorded_rows = sequence.recorded_rows, []
         if rows and not sequence.forgotten:
