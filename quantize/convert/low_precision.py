@@ -28,6 +28,8 @@ Read = Callable[[str, slice | None], Array]
 _FP4: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 # Weights that share a scale, by the type of the scales: NVFP4 and MXFP4.
 _FP4_GROUPS: Final = {"F8_E4M3": 16, "U8": 32, "F8_E8M0": 32}
+# Rows and columns that share a scale if a folder does not state them. Source: transformers, FineGrainedFP8Config.
+_USUAL_BLOCK: Final = (128, 128)
 _INT32_BITS: Final = 32
 _AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)  # columns of the eight 4-bit values of an integer, lowest bits first
 _INT8_STEPS: Final = 127  # largest code of bitsandbytes' rows
@@ -235,12 +237,17 @@ def _block_of(folder: _Folder, scale: str, shape: tuple[int, int]) -> tuple[int,
     rows, columns = shape
     scale_shape = folder.tensors[scale].shape
     stated = folder.settings.get("weight_block_size") or _group(folder, "block_structure")
+    if isinstance(stated, str):  # "128x128" in older files of compressed-tensors
+        stated = [int(n) for n in stated.split("x") if n.isdecimal()]
     count = int(np.prod(scale_shape, dtype=np.int64))
     sizes = [(rows, columns), (1, columns)]
     if isinstance(stated, list) and len(stated) == 2 and all(isinstance(n, int) and n > 0 for n in stated):
         sizes.insert(0, (stated[0], stated[1]))
-    elif len(scale_shape) == 2 and all(scale_shape) and rows % scale_shape[0] == 0 == columns % scale_shape[1]:
-        sizes.append((rows // scale_shape[0], columns // scale_shape[1]))
+    elif len(scale_shape) == 2 and all(scale_shape):
+        # The last block of a row or column may be smaller, so equal blocks are only a second guess.
+        sizes.append(_USUAL_BLOCK)
+        if rows % scale_shape[0] == 0 == columns % scale_shape[1]:
+            sizes.append((rows // scale_shape[0], columns // scale_shape[1]))
     for size in sizes:
         if np.prod(_grid_shape(size, rows, columns)) == count and (
             len(scale_shape) < 2 or count == 1 or _grid_shape(size, rows, columns) == scale_shape

@@ -27,7 +27,7 @@ Flags = npt.NDArray[np.bool_]
 _ROUNDOFF = {GgmlType.BF16: (2.0**-8, 0.0), GgmlType.F16: (2.0**-11, 2.0**-25), GgmlType.F32: (2.0**-20, 0.0)}
 # Largest relative rounding error of a scale stored as F16.
 _SCALE_ROUNDOFF = 2.0**-11
-_ROWS, _FIRST_ROWS, _EXPERTS = 16, 2, 4  # sampled per tensor; the first rows already exclude ordinary weights
+_ROWS, _FEWEST_ROWS = 64, 2  # sampled per tensor and per expert; the fewest already exclude ordinary weights
 _HELD_FRACTION = 0.999  # fraction of the sampled blocks
 _LEAST_NONZERO = 0.25  # fraction of the sampled weights; tensors with fewer do not show how they were trained
 _SURE_CODES = 0.1  # if the error of the largest weight's code is larger, the other codes are tried again
@@ -54,7 +54,7 @@ def find_exact_types(request: ExactRequest, send: Step) -> ExactTypes:
     for at, name in enumerate(names):
         send(at, len(names), name)
         dtype = source.info(name).ggml_type
-        first = next(_samples(source, name, _FIRST_ROWS))
+        first = next(_samples(source, name, _FEWEST_ROWS))
         if exact_types(first, dtype):
             sample = np.concatenate(list(_samples(source, name, _ROWS)))
             if types := exact_types(sample, dtype):
@@ -64,10 +64,12 @@ def find_exact_types(request: ExactRequest, send: Step) -> ExactTypes:
 
 
 def _samples(source: SourceWeights, name: str, most: int) -> Iterator[Floats]:
+    """Rows of every matrix: some experts can be on a grid and others not."""
     matrices, rows, _ = source.shape(name)
-    for matrix in np.unique(np.linspace(0, matrices - 1, _EXPERTS).round().astype(int)):
-        picked = np.unique(np.linspace(0, rows - 1, min(rows, most)).round().astype(np.intp))
-        yield source.rows(name, int(matrix), picked)
+    count = min(rows, max(_FEWEST_ROWS, most // matrices))
+    picked = np.unique(np.linspace(0, rows - 1, count).round().astype(np.intp))
+    for matrix in range(matrices):
+        yield source.rows(name, matrix, picked)
 
 
 def exact_types(rows: Floats, dtype: GgmlType) -> tuple[str, ...]:
@@ -117,11 +119,10 @@ def _symmetric(qtype: str, lowest: int, highest: int) -> Callable[[Floats, float
     """For types with the values `scale * code`, codes from `lowest` to `highest`."""
 
     def packed(blocks: Floats, roundoff: float, least: float) -> tuple[Bytes, Flags]:
-        codes, steps, is_exact = _multiples(blocks, -lowest, roundoff, least)
+        codes, steps, is_exact = _multiples(blocks, (-lowest, highest - lowest), roundoff, least)
         flipped = codes.max(axis=1, initial=0) > highest
         codes[flipped] *= -1
         steps[flipped] *= -1
-        is_exact &= codes.max(axis=1, initial=0) <= highest
         out = np.zeros((len(blocks), GgmlType[qtype].traits.block_bytes), np.uint8)
         at = 0
         if qtype == "Q3_K":  # every factor is 1: 33 less 32, in four low and two high bits
@@ -139,9 +140,8 @@ def _with_codes(base: Bytes, qtype: str, codes: Floats) -> Bytes:
 
 def _two_bits(blocks: Floats, roundoff: float, least: float) -> tuple[Bytes, Flags]:
     """Q2_K with one step for the whole block: four neighbouring multiples of it."""
-    codes, steps, is_exact = _multiples(blocks, 3, roundoff, least)
+    codes, steps, is_exact = _multiples(blocks, (3, 3), roundoff, least)
     lowest = np.minimum(codes.min(axis=1), 0)
-    is_exact &= codes.max(axis=1) - lowest <= 3  # the highest code
     out = np.zeros((len(blocks), GgmlType.Q2_K.traits.block_bytes), np.uint8)
     out[:, :16] = 0x11  # every factor is 1
     out[:, 80:82] = steps.astype(np.float16)[:, None].view(np.uint8)
@@ -162,8 +162,14 @@ def _with_minimum(qtype: str, top: int) -> Callable[[Floats, float, float], tupl
     return packed
 
 
-def _multiples(blocks: Floats, top: int, roundoff: float, least: float) -> tuple[Floats, Floats, Flags]:
-    """Codes from -top to top, the step of each block, and whether they give its weights."""
+def _multiples(
+    blocks: Floats, limits: tuple[int, int], roundoff: float, least: float
+) -> tuple[Floats, Floats, Flags]:
+    """Codes, the step of each block, and whether they give its weights.
+
+    `limits` are the largest size of a code, and the largest difference between the codes of a block and 0.
+    """
+    top, span = limits
     peaks = np.abs(blocks).max(axis=1)
     codes, steps = np.zeros_like(blocks), np.zeros_like(peaks)
     is_exact = peaks == 0
@@ -186,6 +192,8 @@ def _multiples(blocks: Floats, top: int, roundoff: float, least: float) -> tuple
         half = _as_half(np.where((low <= usual) & (usual <= high), usual, step))
         allowed = away + _SCALE_ROUNDOFF * sizes
         fits: Flags = (np.abs(integers * half[:, None] - some) <= allowed).all(axis=1)
+        # Multiples of a step are also multiples of its half, which may need codes of both signs that are too large.
+        fits &= integers.max(axis=1, initial=0) - integers.min(axis=1, initial=0) <= span
         at = open_blocks[fits]
         codes[at], steps[at] = integers[fits], half[fits]
         return fits

@@ -63,7 +63,7 @@ def _ways(report: QuantizeReport) -> list[str]:
     lines = []
     if report.shipped != "stock":
         counts = exact_counts(report.plan)
-        lines += [f"tensors trained for {grid}, whose weights lose nothing: {n}" for grid, n in counts.items()]
+        lines += [f"tensors whose weights already fit {grid} and lose nothing more: {n}" for grid, n in counts.items()]
     if report.stopped:
         lines.append(f"stopped early: {STOPPED[report.stopped]}; start again to continue from what was measured")
     if report.smoothed:

@@ -167,7 +167,7 @@ def test_layers_on_the_gpu_and_what_was_evened_out_are_told(qtbot, fit, server, 
     trained = msgspec.structs.replace(plain.plan, tensors=tuple(tensors))
     server.routes["POST", "/tessera/v1/quantize/plan"] = msgspec.structs.replace(plain, plan=trained)
     fit._forecast()
-    words = f"Tensors trained for 4 bits, whose weights lose nothing: {len(trained.exact)}"
+    words = f"Tensors whose weights already fit 4 bits and lose nothing more: {len(trained.exact)}"
     qtbot.waitUntil(lambda: words in texts(fit))
     report = msgspec.structs.replace(quantize_report(5_000_000, 0.01, 0.02), gpu_layers=9, smoothed=24)
     card = report_card(services.theme, report)

@@ -129,7 +129,7 @@ def _how(report: QuantizeReport) -> list[str]:
 
 def grid_words(plan: QuantPlan) -> list[str]:
     """The tensors whose weights are already on a grid of their type, by grid."""
-    text = _tr("Tensors trained for {grid}, whose weights lose nothing: {n}")
+    text = _tr("Tensors whose weights already fit {grid} and lose nothing more: {n}")
     return [text.format(n=n, grid=_tr(grid)) for grid, n in exact_counts(plan).items()]
 
 

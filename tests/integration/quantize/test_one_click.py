@@ -98,7 +98,7 @@ def test_a_model_trained_for_4_bits_loses_nothing_in_any_tier(tmp_path):
         assert report.shipped == "ours"
         assert report.plan.exact == names
         assert report.kld_ratio < 0.2
-        assert f"tensors trained for 4 bits, whose weights lose nothing: {len(names)}" in summary(report)
+        assert f"tensors whose weights already fit 4 bits and lose nothing more: {len(names)}" in summary(report)
         made = SourceWeights(Path(report.out))
         assert all(made.source_qtype(n) == "Q4_0" for n in names)
         assert all(np.array_equal(made.rows(n), before.rows(n)) for n in names)

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from quantize.convert.tensor_map import Metadata
+from quantize.files.gguf_write import GgufWriter, TensorSlot
 from quantize.ggml_types import GgmlType
-from quantize.gptq.exact import exact_types, pack_exactly
+from quantize.gptq.exact import ExactRequest, exact_types, find_exact_types, pack_exactly
 from quantize.native.blocks import dequantize_rows, quantize_rows
 
 ROWS, WIDTH = 8, 512
@@ -104,6 +106,39 @@ def test_a_grid_is_found_and_held_as_well_as_the_source_holds_it(kind, dtype):
         # The source's own rounding, and that of a scale or minimum that is not exact in float16.
         allowed = ROUNDOFF[dtype] * np.abs(source) + 2.0**-11 * (np.abs(source) + np.abs(source).max())
         assert (np.abs(values - source) <= allowed).all(), qtype
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    ("smallest", "lowest", "highest"), [("Q2_K", -2, 1), ("Q3_K", -4, 3), ("Q4_0", -8, 7), ("Q5_0", -16, 15)]
+)
+def test_blocks_that_use_few_codes_are_held_in_any_number_of_rows(smallest, lowest, highest, dtype):
+    """With one step for each output, most blocks use half of the codes, so half of the step fits them too.
+
+    It would need codes of both signs that no type has. Many blocks are tried in the order of their usual codes.
+    """
+    rng = np.random.default_rng(8)
+    codes = rng.integers(lowest, highest + 1, (96, WIDTH))
+    codes[:, 256:] = rng.integers(lowest // 2, -(lowest // 2) + 1, (96, 256))
+    source = STORED[dtype](codes * half(np.exp(rng.standard_normal((96, 1))) / 50))
+    assert exact_types(source, dtype)[0] == smallest
+    values = dequantize_rows(pack_exactly(source, smallest, dtype), smallest, WIDTH)
+    assert (np.abs(values - source) <= (ROUNDOFF[dtype] + 2.0**-11) * np.abs(source)).all()
+
+
+def test_a_stack_is_on_a_grid_only_if_every_expert_is(tmp_path):
+    experts = np.stack([KINDS["4 bits, 32, bfloat16 steps"][0]()] * 16)
+    ordinary = experts.copy()
+    ordinary[7] = normal()
+    stacks = {"blk.0.ffn_up_exps.weight": experts, "blk.0.ffn_gate_exps.weight": ordinary}
+    metadata = Metadata("llama")
+    slots = [TensorSlot(name, (WIDTH, ROWS, 16), F32) for name in stacks]
+    writer = GgufWriter(tmp_path / "stacks.gguf", metadata, slots)
+    for name, values in stacks.items():
+        writer.write(name, iter(values.astype(np.float32)))
+    writer.close()
+    found = find_exact_types(ExactRequest(source=tmp_path / "stacks.gguf"), lambda *_: None)
+    assert list(found.types) == ["blk.0.ffn_up_exps.weight"]
 
 
 def test_ggml_itself_misses_the_grid():

@@ -266,6 +266,28 @@ def test_every_value_is_the_librarys(kind, tmp_path):
     assert sum(source.formats.values()) == 1
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        {"quant_method": "fp8"},
+        {"quant_method": "modelopt", "weight_block_size": None},
+        {"config_groups": {"group_0": {"weights": {"strategy": "block", "block_structure": [128, 128]}}}},
+        {"config_groups": {"group_0": {"weights": {"strategy": "block", "block_structure": "128x128"}}}},
+    ],
+    ids=["stated", "not stated", "stated as null", "compressed-tensors", "older compressed-tensors"],
+)
+def test_blocks_that_divide_no_weight_evenly_keep_their_size(settings, tmp_path):
+    # 672 rows are 5.25 blocks: six equal blocks of 112 would fit the six scales too, and be wrong.
+    codes = rng().integers(0, 127, (672, 320)).astype(np.uint8)
+    scales = rng().uniform(0.001, 0.02, (6, 3)).astype(np.float32)
+    tensors: Stored = {f"{BASE}.weight": ("F8_E4M3", codes), f"{BASE}.weight_scale_inv": ("F32", scales)}
+    source = Checkpoint(write(tmp_path / "model", tensors, {"quantization_config": settings}))
+    values = np.array([e4m3(code) for code in range(127)], np.float32)[codes]
+    wanted = values * scales[np.arange(672)[:, None] // 128, np.arange(320) // 128]
+    assert np.array_equal(source.rows(f"{BASE}.weight", 0, 672), f32_to_bf16(wanted))
+
+
 def retyped(name: str, dtype: str, values: np.ndarray):
     return lambda t: t.update({f"{BASE}.{name}": (dtype, values)})
 
