@@ -125,9 +125,10 @@ def packed_weights(
 
     Raises: UnsupportedModel: a format that cannot be read. BadWeights: sizes that do not fit together.
     """
-    settings = config.get("quantization_config") or config.get("compression_config") or {}
-    if not isinstance(settings, dict):
-        settings = {}
+    inner = config.get("text_config")
+    places = (config, inner) if isinstance(inner, dict) else (config,)
+    stated = (place.get(key) for place in places for key in ("quantization_config", "compression_config"))
+    settings = next((settings for settings in stated if settings and isinstance(settings, dict)), {})
     folder = _Folder(where, tensors, settings, _float_dtype(config), read)
     _check_transforms(folder)
     weights: dict[str, Packed] = {}
@@ -177,7 +178,7 @@ def _of_one(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Pack
         return _fp8(folder, base, name, info)
     if name.endswith(".qweight"):
         if folder.has(f"{base}scales"):
-            return (_awq if _is_awq(folder, name) else _gptq)(folder, base, name, info)
+            return (_awq if _is_awq(folder, base, name) else _gptq)(folder, base, name, info)
     else:
         for dtype, companion, read in (
             ("U8", "weight.absmax", _bitsandbytes),
@@ -193,10 +194,13 @@ def _of_one(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Pack
     raise UnsupportedModel(folder.where, reason)
 
 
-def _is_awq(folder: _Folder, name: str) -> bool:
+def _is_awq(folder: _Folder, base: str, name: str) -> bool:
     """Whether words are in AWQ's order, otherwise in GPTQ's. AutoRound writes both."""
-    if "auto-round" not in str(folder.settings.get("quant_method")):
-        return folder.settings.get("quant_method") == "awq"
+    method = str(folder.settings.get("quant_method") or "")
+    if not method:  # older folders have their settings elsewhere; only AWQ packs along the outputs
+        return folder.tensors[name].shape[-1:] != folder.tensors[f"{base}scales"].shape[-1:]
+    if "auto-round" not in method:
+        return method == "awq"
     layout = str(folder.settings.get("packing_format")).lower().rpartition(":")[2]
     _check_layout(folder, name, layout, ("auto_gptq", "auto_awq"))
     return layout == "auto_awq"
@@ -429,7 +433,12 @@ def _gptq(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed
         raise BadWeights(
             folder.where, name, "its columns are sorted (desc_act), but their order (g_idx) is missing"
         )
-    bits = _bits(folder, name, words, folder.tensors[order].num_values if folder.has(order) else 0)
+    values = 0
+    if folder.has(order):
+        values = folder.tensors[order].num_values
+    elif folder.has(zero) and (packed := folder.tensors[zero].shape[-1:]) and packed[0]:
+        values = words * rows_ // packed[0]  # zeros have as many bits
+    bits = _bits(folder, name, words, values)
     columns = words * _INT32_BITS // bits
     groups = _groups(folder, scale, rows_)
     group = _group_of(folder, order, columns, groups, folder.settings.get("group_size"))
@@ -474,7 +483,8 @@ def _awq(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed:
     columns, words = _two(folder, name, info.shape)
     _check_words(folder, name, zero)
     _check_layout(folder, name, folder.settings.get("version"), ("gemm",))
-    bits = _bits(folder, name, words, 0)
+    outputs = folder.tensors[scale].shape[-1:]
+    bits = _bits(folder, name, words, outputs[0] if outputs else 0)
     if bits != 4:
         raise UnsupportedModel(folder.where, f"{name} is AWQ of {bits} bits; AWQ of 4 bits can be read")
     rows_ = words * 8

@@ -211,6 +211,17 @@ def other_settings(made, **settings):
     return tensors, found | settings, dtype, value
 
 
+def without_settings(made):
+    tensors, _, dtype, value = made
+    return tensors, {}, dtype, value
+
+
+def lacking(made, name):
+    tensors, settings, dtype, value = made
+    del tensors[f"{BASE}.{name}"]
+    return tensors, settings, dtype, value
+
+
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [32, 16]}
 FORMATS = {
     "FP8, blocks": lambda: fp8("weight_scale_inv", (2, 4), BLOCKS, lambda s, r, c: s[r // 32, c // 16]),
@@ -234,10 +245,15 @@ FORMATS = {
     "GPTQ, symmetric": lambda: gptq("gptq", symmetric=True),
     "GPTQ, symmetric, nothing subtracted": lambda: gptq("gptq", symmetric=True, less_one=False),
     "GPTQ, a layer with bits of its own": lambda: other_settings(gptq("gptq"), bits=8),
+    "GPTQ, a layer with bits of its own, columns in order": lambda: lacking(
+        other_settings(gptq("gptq"), bits=8), "g_idx"
+    ),
     "GPTQ of AutoRound": lambda: other_settings(
         gptq("gptq"), quant_method="auto-round", packing_format="auto_round:auto_gptq"
     ),
     "AWQ": awq,
+    "AWQ, settings elsewhere": lambda: without_settings(awq()),
+    "GPTQ, settings elsewhere": lambda: without_settings(gptq("gptq")),
     "AWQ of AutoRound": lambda: other_settings(
         awq(), quant_method="auto-round", packing_format="auto_round:auto_awq"
     ),
@@ -329,7 +345,6 @@ def test_parts_that_do_not_fit_together_are_refused(made, change, error, words, 
     ("settings", "words"),
     [
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "layout 'marlin'"),
-        ({"quant_method": "awq", "bits": 8}, "AWQ of 8 bits"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "layout 'gemv'"),
         ({"quant_method": "auto-round", "packing_format": "auto_round:exllamav2"}, "layout 'exllamav2'"),
         ({"transform_config": {"config_groups": {"R3": {"apply": [{"location": "q_attn"}]}}}}, "transform 'R3'"),
@@ -339,6 +354,21 @@ def test_bits_that_cannot_be_read_are_named(settings, words, tmp_path):
     source = Checkpoint(write(tmp_path / "model", gptq("gptq")[0], {"quantization_config": settings}))
     with pytest.raises(UnsupportedModel, match=words):
         list(source.names)
+
+
+def test_awq_of_other_bits_is_named_whatever_the_settings_say(tmp_path):
+    tensors, settings, _, _ = awq()
+    tensors[f"{BASE}.qweight"] = ("I32", np.zeros((COLUMNS, ROWS // 4), np.int32))
+    source = Checkpoint(write(tmp_path / "model", tensors, {"quantization_config": settings}))
+    with pytest.raises(UnsupportedModel, match="AWQ of 8 bits"):
+        list(source.names)
+
+
+def test_settings_of_a_model_that_also_reads_pictures_are_found(tmp_path):
+    tensors, settings, _, value = gptq("gptq_v2")
+    config = {"text_config": {"quantization_config": settings}}
+    source = Checkpoint(write(tmp_path / "model", tensors, config))
+    assert np.array_equal(source.rows(f"{BASE}.weight", 0, ROWS), value.astype(np.float16))
 
 
 def test_sorted_columns_without_their_order_are_refused(tmp_path):
