@@ -62,8 +62,8 @@ def _ways(report: QuantizeReport) -> list[str]:
     """Lines about unusual settings that were used to make the file."""
     lines = []
     if report.shipped != "stock":
-        counts = exact_counts(report.plan)
-        lines += [f"tensors whose weights already fit {grid} and lose nothing more: {n}" for grid, n in counts.items()]
+        text = "tensors whose weights already fit {grid} and lose nothing more: {n}"
+        lines += [text.format(grid=grid, n=n) for grid, n in exact_counts(report.plan).items()]
     if report.stopped:
         lines.append(f"stopped early: {STOPPED[report.stopped]}; start again to continue from what was measured")
     if report.smoothed:
