@@ -66,7 +66,7 @@ class MissingParts(IncompleteFile):
 
     def __init__(self, path: str, have_bytes: int, missing: tuple[str, ...]) -> None:
         super().__init__(path, have_bytes, have_bytes + 1)
-        self.reason = f"{len(missing)} parts are missing, the first is {missing[0]}"
+        self.reason = f"parts missing: {len(missing)}, the first is {missing[0]}"
         self.args = (f"{path}: {self.reason}",)
         self.missing = missing
 

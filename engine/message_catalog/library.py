@@ -51,7 +51,7 @@ _HUB: Final = {
 _FILES: Final = {
     "no_file": "{file} is not a file.",
     "no_projector": "{file} is not a vision projector.",
-    "parts_missing": "{count} parts are missing, the first is {first}",
+    "parts_missing": "parts missing: {count}, the first is {first}",
     "ends_early": "incomplete: it ends after {have_bytes:,} bytes, a complete file has {needed_bytes:,}",
     "only_the_header": "only {have_bytes:,} of its {needed_bytes:,} bytes are here; this is what the whole file needs",
     "ends_in_header": "incomplete: it ends after {have_bytes:,} bytes, within its header",

@@ -132,7 +132,9 @@ class Checkpoint:
         """
         path = safe_member(self.folder / within, name, self._root or self.folder)
         if not path.is_file():
-            raise BadFile(str(self.folder / within), f"{name} is missing")
+            ggufs = sorted(p.name for p in self.folder.glob("*.gguf"))
+            hint = f"; for the GGUF model in this folder, name its file: {ggufs[0]}" if ggufs else ""
+            raise BadFile(str(self.folder / within), f"{name} is missing{hint}")
         limit = _MAX_TOKENIZER_BYTES if name == "tokenizer.json" else _MAX_CONFIG_BYTES
         return read_json(path, limit)
 

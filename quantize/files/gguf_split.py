@@ -41,6 +41,15 @@ def model_files(path: Path) -> tuple[Path, ...]:
     return (path,) if name is None else tuple(path.with_name(name.part(n)) for n in range(1, name.count + 1))
 
 
+def present_files(path: Path) -> tuple[Path, ...]:
+    """`model_files`, all of which exist if there are several. Raises: MissingParts."""
+    paths = model_files(path)
+    missing = tuple(p.name for p in paths if not p.exists())
+    if missing and len(paths) > 1:
+        raise MissingParts(str(path), sum(p.stat().st_size for p in paths if p.exists()), missing)
+    return paths
+
+
 class GgufModel(msgspec.Struct, frozen=True):
     """All parts of one model; the first part's metadata applies to all."""
 
@@ -79,12 +88,7 @@ def read_gguf_model(path: str | os.PathLike[str]) -> GgufModel:
         if isinstance(count, int) and count > 1:
             raise BadFile(str(path), f"one of {count} parts, but not named like one (…-00001-of-{count:05d}.gguf)")
         return GgufModel((whole,))
-    paths = model_files(path)
-    missing = [p.name for p in paths if not p.exists()]
-    if missing:
-        present = sum(p.stat().st_size for p in paths if p.exists())
-        raise MissingParts(str(path), present, tuple(missing))
-    parts = tuple(read_gguf(p) for p in paths)
+    parts = tuple(read_gguf(p) for p in present_files(path))
     _check(parts, str(path))
     return GgufModel(parts)
 

@@ -11,7 +11,7 @@ import numpy as np
 from devices.errors import Cancelled, TesseraError
 from quantize.child import answer_of
 from quantize.errors import CannotRead, InvalidOption, SourceChanged
-from quantize.files.gguf_split import GgufModel, model_files, read_gguf_model
+from quantize.files.gguf_split import GgufModel, present_files, read_gguf_model
 from quantize.files.gguf_write import header
 from quantize.files.imatrix import Importance, read_imatrix, write_imatrix
 from quantize.files.measurement_folder import WorkFolder, hash_is_cached, read_json, write_json
@@ -33,8 +33,8 @@ _DEFAULT_FILE_TYPE = MIXES[USUAL_MIX].ftype
 
 
 def identity(source: Path) -> Identity:
-    """Names, sizes and modification times of a source's files. Raises: CannotRead."""
-    paths = sorted(p for p in source.iterdir() if p.is_file()) if source.is_dir() else model_files(source)
+    """Names, sizes and modification times of a source's files. Raises: CannotRead. MissingParts."""
+    paths = sorted(p for p in source.iterdir() if p.is_file()) if source.is_dir() else present_files(source)
     try:
         stats = [(p.name, p.stat()) for p in paths]
     except OSError as error:

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from quantize.errors import SourceChanged
+from quantize.errors import MissingParts, SourceChanged
 from quantize.files.gguf_file import read_gguf
 from quantize.files.measurement_folder import WorkFolder, hash_is_cached, model_sha256
 from quantize.gptq.tensors import TensorsRequest, packed_path, round_tensors
@@ -58,3 +58,7 @@ def test_a_model_in_parts_is_known_by_all_of_them(tmp_path):
     assert WorkFolder.open(request).path != place
     with pytest.raises(SourceChanged):
         check_unchanged(parts[0], seen)
+
+    parts[1].unlink()
+    with pytest.raises(MissingParts, match=parts[1].name):
+        identity(parts[0])

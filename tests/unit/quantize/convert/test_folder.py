@@ -143,7 +143,7 @@ def test_shards_are_read_as_one(tmp_path, folder):
     )
     (folder / "model-00002-of-00002.safetensors").unlink()
     for _ in range(2):  # with the index, and without it by the number in the name
-        with pytest.raises(MissingParts, match="1 parts are missing, the first is model-00002-of-00002") as caught:
+        with pytest.raises(MissingParts, match="parts missing: 1, the first is model-00002-of-00002") as caught:
             run(folder, tmp_path / "half.gguf")
         assert reason_for(caught.value).kind == "parts_missing"
         (folder / "model.safetensors.index.json").unlink(missing_ok=True)

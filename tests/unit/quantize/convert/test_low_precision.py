@@ -13,7 +13,7 @@ import pytest
 
 from quantize.convert.checkpoint import Checkpoint, bf16_to_f32, f32_to_bf16
 from quantize.convert.folder import ConvertRequest, convert
-from quantize.errors import BadWeights, UnsupportedModel
+from quantize.errors import BadFile, BadWeights, UnsupportedModel
 from quantize.gptq.exact import ExactRequest, find_exact_types
 from quantize.native.source_weights import SourceWeights
 
@@ -440,3 +440,9 @@ def test_wide_floats_are_named_as_such(tmp_path):
     source = Checkpoint(write(tmp_path / "model", {f"{BASE}.weight": ("F64", np.ones((4, 4)))}, {}))
     with pytest.raises(UnsupportedModel, match="is stored as F64"):
         source.rows(f"{BASE}.weight", 0, 4)
+
+
+def test_a_folder_of_a_gguf_model_is_pointed_to_its_file(tmp_path):
+    (tmp_path / "model-00001-of-00002.gguf").write_bytes(b"GGUF")
+    with pytest.raises(BadFile, match=r"config.json is missing; .*model-00001-of-00002.gguf"):
+        Checkpoint(tmp_path)
