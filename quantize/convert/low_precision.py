@@ -126,8 +126,8 @@ def packed_weights(
     Raises: UnsupportedModel: a format that cannot be read. BadWeights: sizes that do not fit together.
     """
     inner = config.get("text_config")
-    places = (config, inner) if isinstance(inner, dict) else (config,)
-    stated = (place.get(key) for place in places for key in ("quantization_config", "compression_config"))
+    levels = (config, inner) if isinstance(inner, dict) else (config,)
+    stated = (level.get(key) for level in levels for key in ("quantization_config", "compression_config"))
     settings = next((settings for settings in stated if settings and isinstance(settings, dict)), {})
     folder = _Folder(where, tensors, settings, _float_dtype(config), read)
     _check_transforms(folder)
