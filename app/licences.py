@@ -15,7 +15,7 @@ from devices.msgspec_lock import learned
 
 ASSETS: Final = Path(__file__).resolve().parent.parent / "assets"
 # Dependencies of the tests are not part of the program; an installed program does not have them.
-EXTRAS: Final = ("", "code", "documents", "onnx", "quantize", "remote", "window")
+EXTRAS: Final = ("", "code", "documents", "hub", "onnx", "quantize", "remote", "terminal", "window")
 _LICENCE: Final = re.compile(r"(?i)(^|/)(licen[cs]es?|copying|notice)[^/]*(/[^/]+)?$")
 # Longer licence files list every package in a binary; their beginning names the owner.
 MAX_TEXT: Final = 200_000

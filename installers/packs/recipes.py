@@ -81,7 +81,7 @@ RECIPES: Final[dict[str, Recipe]] = {
         Recipe(
             "rocm-linux-x86_64", "rocm", "linux-x86_64", "ggml-hip",
             ("GGML_HIP=ON", "GGML_HIP_ROCWMMA_FATTN=OFF", f"GPU_TARGETS={_ROCM_TARGETS}"), ("hipcc",),
-            _ROCM_RUNTIME, "not built, not run",
+            _ROCM_RUNTIME, "compiled in part for gfx1151, not run",
             oldest=(("hipcc", (7, 14)),),
         ),
         Recipe(

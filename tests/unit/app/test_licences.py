@@ -32,6 +32,15 @@ def test_what_the_project_asks_for_is_listed():
     assert {"llama.cpp and ggml", "Inter (font)", "JetBrains Mono (font)"} <= found
 
 
+def test_every_extra_that_packages_contain_is_listed():
+    """A package whose licence is not listed stops the build of every installer."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (everything,) = project["optional-dependencies"]["all"]
+    assert {name for name in EXTRAS if name} == Requirement(everything).extras
+    found = {canonicalize_name(each.name) for each in components()}
+    assert {"rich", "prompt-toolkit", "wcwidth", "huggingface-hub"} <= found
+
+
 @pytest.mark.process
 def test_the_command_prints_them():
     command = [sys.executable, "-m", "app", "licences"]
