@@ -206,6 +206,15 @@ async def endless():
     yield b""
 
 
+def test_a_response_that_is_discarded_is_gone_and_one_that_is_gone_already_is_no_error():
+    answers = ResponseStore()
+    response(answers, "first")
+    answers.discard("resp_first")
+    with pytest.raises(InputFault):
+        answers.get("resp_first")
+    answers.discard("resp_first")
+
+
 def test_running_work_is_bounded_and_ends(monkeypatch):
     monkeypatch.setattr("engine.server.response_store.background.MAX_RUNNING", SMALL)
     monkeypatch.setattr("engine.server.streams.MAX_STREAMS", SMALL)

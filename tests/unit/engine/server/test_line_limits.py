@@ -44,7 +44,7 @@ def test_times_at_the_end_of_an_answer_are_whole_microseconds():
     assert times["predicted_per_second"] == pytest.approx(4 / 0.012346)
     times = ended(SimpleNamespace(id="m"), started, None, truncated=False, num_tokens=5)["timings"]
     assert (times["prompt_ms"], times["predicted_ms"], times["predicted_n"]) == (0.0, 0.0, 5)
-    assert times["predicted_per_second"] == 0.0
+    assert times["predicted_per_second"] == times["prompt_per_second"] == 0.0
     one = Done(finish_reason="stop", usage=Usage(completion_tokens=1), timings=Timings(decode_s=0.5))
     times = ended(SimpleNamespace(id="m"), started, one, truncated=False)["timings"]
     assert (times["predicted_per_token_ms"], times["predicted_per_second"]) == (0.0, 0.0)

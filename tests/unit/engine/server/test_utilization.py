@@ -2,7 +2,11 @@
 
 import asyncio
 import errno
+import os
+from types import SimpleNamespace
 
+from engine.runner.protocol import Stats
+from engine.server.state import WorkHistory
 from engine.server.utilization import Utilization
 
 
@@ -49,5 +53,36 @@ def test_the_samples_may_be_read_from_any_thread():
             assert await asyncio.to_thread(utilization.newest) is not None
         finally:
             await utilization.stop()
+
+    asyncio.run(run())
+
+
+def test_an_idle_runner_is_queried_once_after_each_use_and_a_busy_one_with_each_sample():
+    async def run():
+        queried = []
+
+        async def stats():
+            queried.append(len(queried))
+            return Stats(
+                id=1,
+                steps=1,
+                prompt_tokens=10 * len(queried),
+                generated_tokens=0,
+                cached_tokens=0,
+                active=0,
+                waiting=0,
+                kv_cells_used=0,
+                kv_cells_total=0,
+                rss_bytes=0,
+            )
+
+        runner = SimpleNamespace(pid=os.getpid(), active_requests=1, stats=stats)
+        model = SimpleNamespace(runner=runner, ready=True, last_used=1.0, waiting=0)
+        history = WorkHistory(SimpleNamespace(models=[model]))
+        for active, last_used, expected in ((1, 1.0, 1), (1, 1.0, 2), (0, 2.0, 3), (0, 2.0, 3), (0, 3.0, 4)):
+            runner.active_requests, model.last_used = active, last_used
+            await history.sample()
+            assert len(queried) == expected
+        assert [work.prompt_tokens for work in history.last(60)] == [10, 20, 30, 30, 40]
 
     asyncio.run(run())
