@@ -267,7 +267,9 @@ def test_a_stock_mix_or_one_type_can_be_asked_for(spark):
     q = question(spark)
     stock = make_plan(q, SizeTarget(kind="mix", mix="q4_k_m"))
     assert stock.types["token_embd.weight"] == "Q6_K"
-    assert stock.file_bytes == next(s.file_bytes for s in stock.stock if s.name == "Q4_K_M")
+    listed = next(s for s in stock.stock if s.name == "Q4_K_M")
+    assert (stock.file_bytes, stock.damage) == (listed.file_bytes, pytest.approx(listed.damage))
+    assert stock.damage > make_plan(q, SizeTarget(kind="mix", mix="F16")).damage == 0
     assert set(make_plan(q, SizeTarget(kind="mix", mix="Q8_0")).types.values()) == {"F32", "Q8_0"}
     with pytest.raises(InvalidOption, match="Q4_K_XXL"):
         make_plan(q, SizeTarget(kind="mix", mix="Q4_K_XXL"))
