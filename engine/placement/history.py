@@ -12,6 +12,7 @@ import msgspec
 
 from devices.msgspec_lock import learned
 from engine.core.json_store import JsonStore
+from engine.runner.protocol import LoadSettings
 
 # Response tokens of a usual turn, as in autotune.
 ANSWER_TOKENS: Final = 128
@@ -111,6 +112,10 @@ class Death(msgspec.Struct, frozen=True):
 
     depth: Annotated[int, msgspec.Meta(ge=0)]
     changes: dict[str, Any]
+
+    def concerns(self, settings: LoadSettings) -> bool:
+        """Whether a prompt of a load with these settings can become as long."""
+        return max(settings.n_ctx, settings.max_ctx) >= self.depth
 
 
 T = TypeVar("T")
@@ -355,11 +360,10 @@ class PlacementHistory:
         return self._deaths.get(key)
 
     def record_death(self, key: str, depth: int, changes: dict[str, Any]) -> None:
-        """Store the settings to try next. After several deaths, the smallest depth counts."""
+        """Store the settings to try next, with those tried before. Of several deaths, the smallest depth counts."""
         with self._lock:
-            before = self._deaths.pop(key, None)
-            least = depth if before is None else min(before.depth, depth)
-            self._deaths[key] = Death(least, changes)
+            before = self._deaths.pop(key, Death(depth, {}))
+            self._deaths[key] = Death(min(before.depth, depth), {**before.changes, **changes})
             self._save()
 
     def _save(self) -> None:

@@ -343,7 +343,7 @@ class MemoryAdmission:
         shape, machine = read_shape(settings.path), self._placer.machine_now()
         self._checks.record(settings, shape, machine, check, wrong_because, operations)
 
-    def _sound(self, settings: LoadSettings, error: SelfCheckFailed) -> Fallback | None:
+    def _sound(self, model_id: str, settings: LoadSettings, error: SelfCheckFailed) -> Fallback | None:
         """Record that these settings compute wrong results; return the next ones without such a record."""
         numbers = error.numbers if isinstance(error, DeviceCheckFailed) else None
         check = msgspec.convert(numbers, learned(DeviceCheck)) if numbers else None
@@ -353,7 +353,7 @@ class MemoryAdmission:
             # Flash attention is not the cause, so the same device without it would be wrong too.
             plain = without_flash_attention(settings)
             self._record(plain, check, error.reason, words)
-        fallback = self._placer.sound(settings, read_shape(settings.path))
+        fallback = self._placer.sound(model_id, settings, read_shape(settings.path))
         if fallback is not None and words:
             change = because("wrong_operations", operations=words, devices=settings.devices, change=fallback.change)
             return msgspec.structs.replace(fallback, change=change)
@@ -372,7 +372,7 @@ class MemoryAdmission:
             self._tried.pop(model_id, None)
             return None
         if isinstance(error, SelfCheckFailed) and settings.devices:
-            return await asyncio.to_thread(self._sound, settings, error)
+            return await asyncio.to_thread(self._sound, model_id, settings, error)
         if isinstance(error, SelfCheckFailed) and (settings.tiles or settings.repack):
             plain = without_tiles(settings) if settings.tiles else as_in_file(settings)
             self._tried.setdefault(model_id, [settings]).append(plain.settings)
@@ -399,7 +399,11 @@ class MemoryAdmission:
             return None
         tried = self._died.setdefault(model_id, [settings])
         machine = self._placer.machine.now()
-        untried = [f for f in prefill_fallbacks(settings, machine) if f.settings not in tried]
+        untried = [
+            fallback
+            for fallback in prefill_fallbacks(settings, machine)
+            if fallback.settings not in tried and not self._was_left(model_id, settings, fallback.settings, machine)
+        ]
         if settings.devices:
             may_try = self._may_try(settings.path, machine)
             untried = [fallback for fallback in untried if may_try(fallback.settings)]
@@ -413,6 +417,11 @@ class MemoryAdmission:
         self._history.record_death(death_key(model_id, first, machine), depth, changes)
         log.warning("model=%s died at %d tokens of a prompt, next: %s", model_id, depth, chosen.change.kind)
         return chosen
+
+    def _was_left(self, model_id: str, settings: LoadSettings, other: LoadSettings, machine: Machine) -> bool:
+        """Whether the device of other settings is one that earlier deaths of this model have led away from."""
+        death = self._history.death(death_key(model_id, other, machine))
+        return other.devices != settings.devices and death is not None and "devices" in death.changes
 
     def _next(self, settings: LoadSettings, tried: tuple[LoadSettings, ...]) -> Fallback | None:
         """The next fallback that is not known to fail. Reads the model's header only if a device computes."""

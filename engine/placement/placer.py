@@ -264,9 +264,9 @@ class Placer:
             far = rpc_layers.Spreading(self.resources, self.machine_now(), "", None)
             far.learn(shape, settings, (tokens - 1) / decode_s)
 
-    def sound(self, settings: LoadSettings, shape: ModelShape) -> Fallback | None:
+    def sound(self, model_id: str, settings: LoadSettings, shape: ModelShape) -> Fallback | None:
         """Fallback for settings with which a device computes wrong results; None if they are the CPU's."""
-        return sound(self.resources, settings, shape, self.machine_now())
+        return sound(self.resources, model_id, settings, shape, self.machine_now())
 
     def report(self, model_id: str, placement: Placement, shape: ModelShape | None = None) -> FitReport:
         """Whether that placement fits now, the largest context, and what to give up if it does not fit."""

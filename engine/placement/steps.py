@@ -317,13 +317,13 @@ def fallback_that_worked(load: Load, settings: LoadSettings) -> tuple[LoadSettin
 
 def prefill_deaths(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reason | None]:
     """Use what was tried after a runner died in a long prompt of this model, on this device with this driver."""
-    death = load.history.death(death_key(load.owner, settings, load.machine))
-    if death is None or max(settings.n_ctx, settings.max_ctx) < death.depth or settings.remotes:
+    if settings.remotes:
         return settings, None
-    changed, reason = with_changes(settings, death.changes), because("died_reading", tokens=death.depth)
+    changed, depth = after_deaths(load.history, load.owner, settings, load.machine)
     changed = load.unless_faulty(settings, changed)
     if changed == settings:
         return settings, None
+    reason = because("died_reading", tokens=depth)
     load.placement = load.moved(changed)
     load.add_reasons(reason)
     return changed, reason
@@ -348,7 +348,8 @@ def sound_device(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reas
     verdict = load.stores.checks.verdict(settings, load.shape, load.machine)
     if verdict is not None and verdict.is_partial and not verdict.wrong:
         load.add_reasons(because("checks_left", devices=settings.devices))
-    fallback = sound(load.stores, settings, load.shape, load.machine) if verdict and verdict.wrong else None
+    is_wrong = verdict is not None and verdict.wrong
+    fallback = sound(load.stores, load.owner, settings, load.shape, load.machine) if is_wrong else None
     if verdict is None or fallback is None:
         return settings, None
     reason = because("wrong_results", what=verdict.what, change=fallback.change)
@@ -356,6 +357,9 @@ def sound_device(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reas
         reason = because("wrong_results_of", **reason.values, operations=verdict.operations)
     load.placement = load.moved(fallback.settings)
     load.add_reasons(reason)
+    death = load.history.death(death_key(load.owner, fallback.settings, load.machine))
+    if death is not None and death.concerns(fallback.settings):
+        load.add_reasons(because("died_reading", tokens=death.depth))
     return fallback.settings, reason
 
 
@@ -472,14 +476,35 @@ def death_key(model_id: str, settings: LoadSettings, machine: Machine) -> str:
     return f"{model_id}|{','.join(settings.devices) or 'cpu'}|{drivers}|{machine.kernel}"
 
 
-def sound(stores: Resources, settings: LoadSettings, shape: ModelShape, machine: Machine) -> Fallback | None:
+def after_deaths(
+    history: PlacementHistory, model_id: str, settings: LoadSettings, machine: Machine
+) -> tuple[LoadSettings, int]:
+    """The settings tried after runners died in long prompts of this model, and the depth of the last death.
+
+    The depth is 0, and the settings are unchanged, if none died. Deaths on one device may lead to another one, on
+    which runners died too.
+    """
+    depth, seen = 0, set[str]()
+    while (key := death_key(model_id, settings, machine)) not in seen:
+        seen.add(key)
+        death = history.death(key)
+        if death is None or not death.concerns(settings):
+            break
+        settings, depth = with_changes(settings, death.changes), death.depth
+    return settings, depth
+
+
+def sound(
+    stores: Resources, model_id: str, settings: LoadSettings, shape: ModelShape, machine: Machine
+) -> Fallback | None:
     """Fallback for settings with which a device computes wrong results; None if they are the CPU's.
 
-    It obeys the rules of known faults of the other devices.
+    It obeys the rules of known faults of the other devices, and what was tried after runners died on them.
     """
     rules = stores.fault_rules.now()
     for fallback in sound_fallbacks(settings, machine) if settings.devices else []:
-        changed, _ = applied(rules, shape, machine, fallback.settings)
+        tried, _ = after_deaths(stores.history, model_id, fallback.settings, machine)
+        changed, _ = applied(rules, shape, machine, tried)
         is_other = changed.devices != settings.devices
         if is_other and refusing(rules, shape, machine, changed) is not None:
             continue

@@ -268,7 +268,7 @@ def test_long_texts_on_a_device_are_compared_once_while_nothing_runs(
             assert found.wrong is wrong
             assert ("wrongly" in found.reason) is wrong
             # Without flash attention the products are the same, so the next settings are those of the CPU.
-            sound = state.placer.sound(loaded.settings, shape).settings
+            sound = state.placer.sound(loaded.id, loaded.settings, shape).settings
             assert sound.devices == (() if "in_products" in answer else ("Vulkan0",))
             ((_, depth),) = asked
             assert depth == loaded.settings.n_ctx - idle_measuring.PIECE

@@ -363,7 +363,7 @@ def test_the_next_device_after_a_wrong_one_is_not_one_that_is_known_to_fail(path
     resources.checks.record(settings, shape, machine, DIFFERENT, "it differs")
     for builds, devices in ((SHIPPED, ("ROCm0",)), (BAD_ENGINE, ())):
         monkeypatch.setattr(fault_workarounds, "engine_builds", lambda _rules, _version, builds=builds: builds)
-        assert sound(resources, settings, shape, machine).settings.devices == devices
+        assert sound(resources, "", settings, shape, machine).settings.devices == devices
 
 
 def test_on_the_processor_our_kernels_are_left_out_one_after_the_other(path, tmp_path):
@@ -375,3 +375,44 @@ def test_on_the_processor_our_kernels_are_left_out_one_after_the_other(path, tmp
     assert resources.history.remembered("m") == {"tiles": (), "repack": False}
     assert forget(resources, rule)
     assert resources.history.remembered("m") == {}
+
+
+@pytest.fixture
+def after_death(path, placed, monkeypatch):
+    """What a server that was started anew stores when a runner died with these settings in a long prompt."""
+
+    def store(machine, settings):
+        monkeypatch.setattr(placed.resources.machine.__class__, "now", lambda _self: machine)
+        return MemoryAdmission(Placer(placed.resources))._after_prefill_death("", settings, 4096)
+
+    return store
+
+
+def test_a_death_on_the_device_that_a_wrong_one_led_to_is_known_at_the_next_load(placed, path, after_death):
+    machine, shape = with_rocm(HALO), read_shape(path)
+    options = {"overrides": PlacementLimits(device="vulkan")}
+    while (first := placed(machine, **options).settings).devices == ("Vulkan0",):
+        placed.resources.checks.record(first, shape, machine, DIFFERENT, "it differs")
+    assert first.devices == ("ROCm0",)
+    assert after_death(machine, first) is not None
+    found = placed(machine, **options)
+    assert (found.settings.devices, found.settings.n_ubatch) == (("ROCm0",), first.n_ubatch // 2)
+    assert "a runner died here at 4096 tokens" in words(found)
+    short = placed(machine, **options, n_ctx=2048, max_ctx=2048)
+    assert short.settings.n_ubatch == first.n_ubatch, "a context that never gets there stays as it is"
+    placed.resources.checks.record(found.settings, shape, machine, DIFFERENT, "it differs")
+    assert placed(machine, **options).settings.devices == ()
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_no_settings_with_which_a_runner_died_are_loaded_again_after_restarts(placed, path, after_death, is_wrong):
+    machine, shape, dead = with_rocm(HALO), read_shape(path), []
+    while True:
+        settings = placed(machine).settings
+        assert settings not in dead
+        dead.append(settings)
+        if is_wrong and len(dead) == 1:
+            placed.resources.checks.record(settings, shape, machine, DIFFERENT, "it differs")
+        elif after_death(machine, settings) is None:
+            break
+    assert {one.devices for one in dead} == {("Vulkan0",), ("ROCm0",), ()}
