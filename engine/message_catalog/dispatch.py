@@ -218,6 +218,8 @@ _FALLBACKS: Final = {
     "wrong_operations": "{operations} on {devices} is wrong with this driver: {change}",
     "canary_differs": "results of {devices} up to {tokens} tokens into a text differ from the CPU's by {nats:.2g} nats",
     "canary_differs_own": "results of Tessera's kernels up to {tokens} tokens into a text differ from llama.cpp's by {nats:.2g} nats",
+    "canary_undefined": "results of {devices} {tokens} tokens into a text are not numbers; the CPU's are",
+    "canary_undefined_own": "results of Tessera's kernels {tokens} tokens into a text are not numbers; llama.cpp's are",
     "found_here_title": "Answers of a model with {load} were computed wrongly on this computer",
     "found_here_advice": "update the driver or Tessera; `tessera engine faults --forget {rule}` uses it again",
     "canary_note": "Earlier answers of this model may be wrong: {why}. `tessera engine faults` says what is no longer used. Ask again what matters.",

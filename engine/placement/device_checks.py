@@ -25,13 +25,15 @@ from engine.runner.protocol import LoadSettings
 log = logging.getLogger(__name__)
 MAX_ENTRIES: Final = 200
 # Increase it when a load compares more than before: devices are compared again.
-CHECKS: Final = 3
-# Most sequences in one batch of a comparison (SEQUENCES in engine/runner/llama/native/scenarios.py).
-CHECKED_SEQUENCES: Final = 4
+CHECKS: Final = 4
+# Most sequences in one batch of a comparison (WIDEST in engine/runner/llama/native/scenarios.py).
+CHECKED_SEQUENCES: Final = 16
 # Reads weights back from the device a few dozen times: takes seconds for models that fit a laptop.
 OPERATIONS_TIMEOUT_S: Final = 90.0
 # A CPU reads about 150 tokens twice. This takes seconds for models that fit a laptop, minutes for the largest.
 REFERENCE_TIMEOUT_S: Final = 180.0
+# A smaller batch than this shortens the texts of a comparison, which have 74 tokens.
+SHORT_BATCH: Final = 128
 SUSPENDS: Final = Path("/sys/power/suspend_stats/success")
 
 
@@ -226,6 +228,7 @@ def _reference_name(settings: LoadSettings) -> str:
     facts = [_status(Path(settings.path)), settings.path, settings.type_k, settings.type_v, settings.n_ctx]
     facts += meaning(settings.engine_args)
     facts += ["single"] if settings.max_draft == 0 else []
+    facts += [settings.n_batch] if settings.n_batch < SHORT_BATCH else []
     facts += [_status(path) for path in installed_libraries(library_folder()).get("cpu", ())]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 

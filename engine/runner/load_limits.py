@@ -97,8 +97,9 @@ def exact_settings(settings: LoadSettings) -> LoadSettings:
         kv_cells=settings.n_ctx,
         n_batch=rows,
         n_ubatch=rows,
-        # On a CPU, flash attention of one row divides the text among the threads: sums depend on their number.
-        flash_attn="auto" if offloads else "off",
+        # On a CPU, flash attention of one row divides the text among the threads: sums depend on their number. On a
+        # GPU it may be off because its results are wrong.
+        flash_attn="auto" if offloads and settings.flash_attn != "off" else "off",
         tiles=tuple(name for name in settings.tiles if name != ATTENTION),
         # The shared cache's type may depend on memory or tuning, which must not change the results.
         type_k=_unquantized(settings.type_k),

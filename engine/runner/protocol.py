@@ -252,7 +252,7 @@ class Events(msgspec.Struct, frozen=True, kw_only=True, tag="events"):
 class SampledRow(msgspec.Struct, frozen=True, kw_only=True):
     """The logits after the token at `position`: the most likely tokens (int32) and log probabilities (float32).
 
-    It was computed in a batch of `batch_rows` rows of `sequences` sequences.
+    It was computed in a batch of `batch_rows` rows of `sequences` sequences. Both are empty if it is not a number.
     """
 
     position: int
@@ -272,6 +272,11 @@ class RowsRecorded(msgspec.Struct, frozen=True, kw_only=True, tag="rows_recorded
     rows: list[SampledRow]
     steps_s: float = 0.0
     recording_s: float = 0.0
+
+    @property
+    def is_undefined(self) -> bool:
+        """Whether the answer ended with a row that is not a number."""
+        return any(not row.token_ids for row in self.rows)
 
 
 class Recompute(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,7 +30,7 @@ from devices.process_memory import bound_memory
 from engine.api.machine import CanaryState
 from engine.core.types import DeviceCheck
 from engine.message_catalog import sentence
-from engine.message_catalog.reasons import because
+from engine.message_catalog.reasons import Reason, because
 from engine.placement.placer import Placer, read_shape
 from engine.placement.quarantine import CanaryAccount, canary_account, quarantine
 from engine.placement.types import WrongAnswers
@@ -149,22 +149,26 @@ class Canary:
                 return
             await asyncio.sleep(BATTERY_S)
 
-    def _budget_s(self) -> float:
+    def _budget_s(self, recorded: RowsRecorded) -> float:
+        """Seconds for a comparison. A result that is not a number cannot wait until they are earned."""
         now = self._store.get()
         earned_s = FRACTION * (now.computing_s + self._unsaved_s)
-        return min(LONGEST_S, earned_s - now.spent_s - self._unpaid_s)
+        credit_s = LONGEST_S if recorded.is_undefined else 0.0
+        return min(LONGEST_S, earned_s + credit_s - now.spent_s - self._unpaid_s)
 
     def _affordable(self, waiting: list[tuple[Watched, RowsRecorded]]) -> tuple[Watched, RowsRecorded] | None:
-        """The longest of the waiting texts whose comparison fits the time account and the memory."""
-        budget_s = self._budget_s()
-        for chosen in sorted(waiting, key=lambda each: -len(each[1].tokens)):
+        """The longest of the waiting texts whose comparison fits the time account and the memory.
+
+        Those that ended with a result that is not a number precede the others.
+        """
+        for chosen in sorted(waiting, key=lambda each: (not each[1].is_undefined, -len(each[1].tokens))):
             watched, recorded = chosen
             try:
                 size = read_shape(watched.settings.path).file_bytes
             except (TesseraError, OSError):  # the file is gone; newer rows take its place
                 continue
             factor = self._store.get().factors.get(watched.model.id, 1.0)
-            if factor * expected_s(size, len(recorded.tokens)) > budget_s:
+            if factor * expected_s(size, len(recorded.tokens)) > self._budget_s(recorded):
                 continue
             free = self._placer.machine_now().memory.available_bytes
             if free is None or size + SPARE_BYTES <= free:
@@ -172,7 +176,7 @@ class Canary:
         return None
 
     async def _compare(self, watched: Watched, recorded: RowsRecorded) -> None:
-        started_at, limit_s = time.monotonic(), self._budget_s()
+        started_at, limit_s = time.monotonic(), self._budget_s(recorded)
         verdict = await self._verdict(watched.settings, recorded, limit_s)
         spent_s = time.monotonic() - started_at
         size = (await asyncio.to_thread(read_shape, watched.settings.path)).file_bytes
@@ -238,10 +242,7 @@ class Canary:
         """Stop using these settings, inform the user, and load the model with the next choice."""
         settings, model_id = watched.settings, watched.model.id
         self._waiting = deque((each for each in self._waiting if each[0] is not watched), maxlen=WAITING)
-        facts = {"nats": verdict.nats, "tokens": len(recorded.tokens)}
-        why = because("canary_differs_own", **facts)
-        if settings.devices:
-            why = because("canary_differs", devices=settings.devices, **facts)
+        why = reason_of(settings, recorded, verdict)
         check = DeviceCheck(
             rows=len(recorded.rows),
             kld_mean=verdict.nats,
@@ -285,6 +286,16 @@ class Canary:
         if self._pool.get(model_id) is model and model.runner is watched.runner:
             model.pending = ("device",)  # if a request came meanwhile, the model is loaded again after it
             await self._pool.load_again(model)
+
+
+def reason_of(settings: LoadSettings, recorded: RowsRecorded, verdict: RowVerdict) -> Reason:
+    """Why these settings are no longer used."""
+    tokens, devices = len(recorded.tokens), settings.devices
+    if recorded.is_undefined:
+        own = because("canary_undefined_own", tokens=tokens)
+        return because("canary_undefined", devices=devices, tokens=tokens) if devices else own
+    own = because("canary_differs_own", tokens=tokens, nats=verdict.nats)
+    return because("canary_differs", devices=devices, tokens=tokens, nats=verdict.nats) if devices else own
 
 
 def idle_threads() -> int:

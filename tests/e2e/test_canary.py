@@ -11,7 +11,7 @@ import pytest
 from tests.support.servers import RunningServer, wait_for
 
 # Python imports it at the start of every process; only runners change. From the 20th decode on, each row of logits
-# belongs to other tokens, as on a device that mixes up columns.
+# belongs to other tokens, as on a device that mixes up columns, or is not a number.
 SITE = """
 import importlib.util, sys
 
@@ -31,7 +31,7 @@ class Faulty:
                     found = super().rows(count)
                     WrongLater.decodes += 1
                     if WrongLater.decodes > 20:
-                        found[:] = numpy.roll(found, 7, axis=1)
+                        found[:] = WRONG
                     return found
             module.Logits = WrongLater
         spec.loader.exec_module = exec_module
@@ -50,20 +50,47 @@ QUESTION = {
 
 
 @pytest.fixture
-def server(tmp_path):
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(SITE)
-    # Enough computing in earlier sessions to pay for the comparison.
-    state = tmp_path / "state"
-    state.mkdir()
-    (state / "canary.json").write_text(json.dumps({"version": 1, "data": {"computing_s": 1e5}}))
-    running = RunningServer(tmp_path, env={"PYTHONPATH": str(site)})
-    yield running
-    running.stop()
+def server_with(tmp_path):
+    """Starts a server whose runners compute this instead of the logits, after some seconds of earlier computing."""
+    running = []
+
+    def start(wrong, computing_s):
+        site, state = tmp_path / "site", tmp_path / "state"
+        site.mkdir()
+        state.mkdir()
+        (site / "sitecustomize.py").write_text(SITE.replace("WRONG", wrong))
+        data = {"computing_s": computing_s}
+        (state / "canary.json").write_text(json.dumps({"version": 1, "data": data}))
+        running.append(RunningServer(tmp_path, env={"PYTHONPATH": str(site)}))
+        return running[0]
+
+    yield start
+    for server in running:
+        server.stop()
 
 
-def test_a_device_that_becomes_wrong_is_found_in_its_answers(server):
+def test_a_device_whose_results_are_not_numbers_is_not_used_again(server_with):
+    """A request that fails is all that the user sees of it, so its comparison waits for no earned time."""
+    server = server_with("numpy.nan", 0.0)
+    headers = {"Authorization": f"Bearer {server.token}"}
+
+    def asked():
+        return httpx2.post(f"{server.url}/v1/chat/completions", json={**QUESTION, "max_tokens": 40}, timeout=120)
+
+    def canary():
+        return httpx2.get(f"{server.url}/tessera/v1/canary", headers=headers).json()
+
+    assert "not a number" in asked().text
+    wait_for(lambda: canary()["found"], what="a fault that is found")
+    (found,) = canary()["found"]
+    assert "are not numbers; llama.cpp's are" in found["reason"]
+    assert found["tokens"] < 70
+    url = f"{server.url}/tessera/v1/models/spark/placement"
+    assert httpx2.get(url, headers=headers).json()["placement"]["settings"]["tiles"] == []
+
+
+def test_a_device_that_becomes_wrong_is_found_in_its_answers(server_with):
+    server = server_with("numpy.roll(found, 7, axis=1)", 1e5)  # enough computing to pay for the comparison
     headers = {"Authorization": f"Bearer {server.token}"}
 
     def asked(**changes):

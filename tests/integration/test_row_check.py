@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -10,8 +11,9 @@ from engine.runner.llama.native.llama_api import start_backends
 from engine.runner.llama.native.row_check import ROWS, judged
 from engine.runner.llama.reference_child import reference_settings
 from engine.runner.process import RunnerProcess
-from engine.runner.protocol import LoadSettings, RowsRecorded
+from engine.runner.protocol import LoadSettings, RowsRecorded, SampledRow
 from tests.support.models.shapes import shallow, write_shape
+from tests.support.models.variants import write_poisoned
 
 pytestmark = pytest.mark.native
 PROMPTS = [[3 + (i * step) % 97 for i in range(length)] for step, length in ((1, 20), (5, 300), (7, 60), (11, 9))]
@@ -125,3 +127,18 @@ def test_one_wrong_row_among_right_ones_is_found(answers, fault):
     assert wrong.wrong
     assert wrong.largest_nats > 0.5
     assert wrong.noise_nats < 0.01
+
+
+def test_a_row_that_is_not_a_number_is_the_devices_fault_only_if_the_cpu_has_numbers(
+    answers, tmp_path, bundled_model
+):
+    settings, found = answers
+    row = SampledRow(position=40, token_ids=b"", logprobs=b"")
+    tokens = max((one.tokens for one in found), key=len)[:41]
+    undefined = RowsRecorded(tokens=tokens, rows=[row])
+    assert judged(start_backends(), reference_settings(settings), undefined).wrong
+    path = tmp_path / "poisoned.gguf"
+    write_poisoned(bundled_model, path, tokens[30])
+    poisoned = msgspec.structs.replace(reference_settings(settings), path=str(path))
+    with pytest.raises(ValueError, match="not a number"):
+        judged(start_backends(), poisoned, undefined)

@@ -34,12 +34,13 @@ from engine.runner.llama.native.device_verdict import CELLS
 from engine.runner.llama.native.llama_api import KernelsMissing, start_backends
 from engine.runner.llama.native.model import LoadedModel, LoadFailed, load, padded, watched_context
 from engine.runner.llama.native.operation_check import SINGLE_TOKENS, OperationCheck, wrong_text
-from engine.runner.llama.native.scenarios import NOISES, SEQUENCES, WRONG_NATS, Scenarios
+from engine.runner.llama.native.scenarios import NOISES, WIDEST, WRONG_NATS, Scenarios
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.llama.recompute_child import LOWEST_PRIORITY
 from engine.runner.llama.reference_child import compute, reference_settings
 from engine.runner.llama.vision.image import ImageRefused
 from engine.runner.llama.vision.vision import Vision
+from engine.runner.load_limits import exact_settings
 from engine.runner.orphans import die_with_parent
 from engine.runner.protocol import LoadSettings
 
@@ -159,16 +160,17 @@ def products(loaded: LoadedModel, tokens: list[int]) -> str:
 
 
 def batches(
-    loaded: LoadedModel, tokens: list[int], expected: Reference | None
+    loaded: LoadedModel, tokens: list[int], expected: Reference | None, unquantized: Reference | None
 ) -> tuple[list[str], dict[str, object]]:
     """The scenarios of a first load that were compared, and fields of the result if one differs, else none.
 
     The long text has the server's batches already. `expected`: the CPU's results; None: nothing is compared.
+    `unquantized`: those for deterministic requests, if their cache has other types.
     """
     if expected is None:
         return [], {}
     try:
-        outcome = Scenarios(loaded, expected, tokens).run(float("inf"), has_long=False)
+        outcome = Scenarios(loaded, expected, tokens, unquantized).run(float("inf"), has_long=False)
     except ValueError as error:
         return [BATCHES], {"wrong": BATCHES, "reason": str(error)}
     wrong = outcome.wrong
@@ -256,12 +258,15 @@ def compared(settings: LoadSettings, depth: int) -> dict[str, object]:
     api = start_backends(settings.devices, tiles=settings.tiles, variables=settings.variables)
     is_compiled = bool(openvino.target_of(settings.devices))  # as a whole, for one text
     expected = None if is_compiled else compute(api, plain, settings.n_ctx, slow_s=float("inf"))
-    parallel = {"n_parallel": min(SEQUENCES, settings.n_parallel)}
+    exact, unquantized = exact_settings(settings), None
+    if not is_compiled and (exact.type_k, exact.type_v) != (settings.type_k, settings.type_v):
+        unquantized = compute(api, reference_settings(exact), settings.n_ctx, slow_s=float("inf"))
+    parallel = {"n_parallel": min(WIDEST, settings.n_parallel)}
     loaded = load(api, msgspec.structs.replace(settings, **small, **parallel), lambda _fraction: True)
     try:
         vocabulary = LlamaVocabulary(api, loaded.vocab)
         tokens = [t for sequence in prompts(loaded, vocabulary) for t in sequence]
-        done, wrong_batches = batches(loaded, tokens, expected)
+        done, wrong_batches = batches(loaded, tokens, expected, unquantized)
         texts, references = on_device(Computer(loaded, loaded.n_batch), tokens, depth)
         reserved = reserved_indices(loaded, vocabulary, texts[0][PROMPT:])
         seen = image_rows(loaded, projector) if projector is not None else None

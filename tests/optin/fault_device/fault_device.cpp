@@ -12,6 +12,9 @@
 //   history=NUMBER    instead: replays a fault by its number in llama.cpp's tracker, see replay()
 //   ubatch=N          rows of a full piece of a prompt, for faults that begin behind it or have this size
 //   depth=N           tokens of a sequence from which on 26239 is wrong
+//   size=N            the number of rows of a piece for which `variant` is wrong, behind it with size=+N
+//   sequences=N       the same for the number of sequences; outputs=all: only if each row is an output
+//   number=nan        `variant` gives no numbers instead of random ones
 
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
@@ -33,7 +36,7 @@ constexpr size_t ALIGNMENT = 64;
 constexpr size_t TOTAL = size_t(8) << 30;
 
 struct Fault {
-    std::string mode, op, type, rows, history;
+    std::string mode, op, type, rows, history, size, sequences, outputs, number;
     long        after = 0, every = 1, ubatch = 0, depth = 0;
     double      amount = 0;
     size_t      limit  = 0;
@@ -62,6 +65,10 @@ Fault parsed(const char * text) {
         if (key == "type") { found.type = value; }
         if (key == "rows") { found.rows = value; }
         if (key == "history") { found.history = value; }
+        if (key == "size") { found.size = value; }
+        if (key == "sequences") { found.sequences = value; }
+        if (key == "outputs") { found.outputs = value; }
+        if (key == "number") { found.number = value; }
         if (key == "ubatch") { found.ubatch = std::atol(value.c_str()); }
         if (key == "depth") { found.depth = std::atol(value.c_str()); }
         if (key == "after") { found.after = std::atol(value.c_str()); }
@@ -224,6 +231,14 @@ void one_token_wins(float * row, int64_t width) {
     row[std::min<int64_t>(49, width - 1)] = 30;
 }
 
+// Whether a number is that of a condition: empty, N, or +N for more than N.
+bool is_one_of(const std::string & condition, long number) {
+    if (condition.empty()) {
+        return true;
+    }
+    return condition[0] == '+' ? number > std::atol(condition.c_str() + 1) : number == std::atol(condition.c_str());
+}
+
 // The logits of a piece (vocabulary, outputs).
 void spoil_logits(ggml_tensor * node, const Piece & piece) {
     float *       data  = static_cast<float *>(node->data);
@@ -248,6 +263,18 @@ void spoil_logits(ggml_tensor * node, const Piece & piece) {
     } else if (fault.history == "28648" && piece.rows == fault.ubatch) {
         std::fill(data, data + width * outputs, NAN);
         made++;
+    } else if (fault.history == "variant") {
+        const bool right = !is_one_of(fault.size, long(piece.rows)) ||
+                           !is_one_of(fault.sequences, long(piece.lengths.size())) ||
+                           (fault.outputs == "all" && outputs != piece.rows);
+        for (int64_t i = 0; i < outputs && !right; i++) {
+            if (fault.number == "nan") {
+                std::fill(data + i * width, data + (i + 1) * width, NAN);
+            } else {
+                randomize(data + i * width, width);
+            }
+            made++;
+        }
     } else if (fault.history == "27237" && piece.rows == fault.ubatch) {
         for (int64_t i = 0; i < outputs; i++) {
             randomize(data + i * width, width);
@@ -296,6 +323,7 @@ void swap_inputs(const Piece & piece) {
 //   27237  pieces of one size give random logits
 //   25382  quantized cache: the results of attention are left rotated
 //   23690  quantized cache: one of fifty steps writes keys that are not rotated
+//   variant  none of the tracker: pieces with a number of rows, sequences or outputs give random logits
 ggml_status replay(ggml_backend_t cpu, ggml_cgraph * graph) {
     std::lock_guard<std::mutex> lock(guard);
     const Piece                 piece = piece_of(graph);

@@ -165,6 +165,28 @@ def found_in_answers(device: FaultDevice, settings: LoadSettings, fault: str, pr
     return None
 
 
+# Faults that nobody has reported, with the settings that show them.
+VARIANTS = {
+    "three sequences": ("sequences=3", {}),
+    "more than four sequences": ("sequences=+4", {"n_parallel": 8}),
+    "seven rows of a draft": ("size=7;outputs=all", {}),
+    "no numbers for twelve rows of a draft": ("size=12;outputs=all;number=nan", {}),
+    "more rows than an ubatch has without others": (f"size={UBATCH};sequences=+1", {}),
+    "chunks of deterministic requests": ("size=512;sequences=1", {"n_ubatch": 1024}),
+    "the end of a long prompt": ("size=247", {}),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_fault_that_nobody_reported_is_found_before_the_first_answer(device, expected, name):
+    fields, changes = VARIANTS[name]
+    settings = settings_for(SPARK, **changes)
+    said = found_at_load(device, settings, expected(settings), f"history=variant;{fields}")
+    print(f"\n{name}: {said or 'nothing'}", flush=True)
+    assert device.count > 0
+    assert said
+
+
 @pytest.mark.parametrize("number", FAULTS)
 def test_a_historical_fault_is_found(device, expected, number):
     cache, fields, where = FAULTS[number]

@@ -465,6 +465,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         for sequence in reversed(self._running.copy()):
             self._preempt(sequence)
         for sequence in offending:
+            self.recorder.record_undefined(sequence)
             self._fail(sequence, "not_finite", "The model's output is not a number.", out)
         self._kv.spilling.clear_cells()
 

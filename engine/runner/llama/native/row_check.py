@@ -36,6 +36,8 @@ ANSWERS: Final = 4
 # get_rope_factors, rope_long.
 FACTORS_BY_CONTEXT: Final = frozenset({"phi3", "phimoe", "minicpm3"})
 PIECE: Final = 256
+# Stands for the distance of a row that is not a number.
+UNDEFINED_NATS: Final = 99.0
 
 
 class Answer(Protocol):
@@ -65,9 +67,7 @@ class RowRecorder:
         if not self._every:
             return
         self._left -= 1
-        if self._left > 0 or sequence.media is not None or sequence.request.lora or sequence.forgotten:
-            return
-        if not 1 < len(sequence.tokens) <= LONGEST:
+        if self._left > 0 or not self._is_comparable(sequence):
             return
         self._left, started = self._every, time.monotonic()
         try:
@@ -88,6 +88,18 @@ class RowRecorder:
         )
         self._spent_s += time.monotonic() - started
 
+    def record_undefined(self, sequence: Answer) -> None:
+        """Record the row of a request that ends since its logits are not numbers: the device may be the cause."""
+        if self._every and self._is_comparable(sequence):
+            row = SampledRow(position=len(sequence.tokens) - 1, token_ids=b"", logprobs=b"")
+            sequence.recorded_rows = [row]
+
+    @staticmethod
+    def _is_comparable(sequence: Answer) -> bool:
+        if sequence.media is not None or sequence.request.lora or sequence.forgotten:
+            return False
+        return 1 < len(sequence.tokens) <= LONGEST
+
     def end(self, sequence: Answer, steps_s: float) -> None:
         """An answer ended; `steps_s` are the seconds of all steps since the load."""
         rows, sequence.recorded_rows = sequence.recorded_rows, []
@@ -105,10 +117,13 @@ class RowRecorder:
 def judged(api: Any, settings: LoadSettings, recorded: RowsRecorded) -> RowVerdict:
     """Compute the recorded rows with these settings, and if they differ once more with other kernels.
 
-    A row is wrong if both differ from it by more than the scenarios allow.
+    A row is wrong if both differ from it by more than the scenarios allow, or if it alone is not a number.
 
     Raises: LoadFailed. ValueError: a batch could not be decoded, or the CPU's own result is not a number.
     """
+    if recorded.is_undefined:
+        computed_rows(api, settings, recorded)
+        return RowVerdict(nats=UNDEFINED_NATS, largest_nats=UNDEFINED_NATS, wrong=True)
     reference = _recorded(recorded.rows)
     first = computed_rows(api, settings, recorded)
     check = compare_rows(reference, first)
