@@ -61,6 +61,21 @@ def quarantine(
         resources.history.remember(model_id, {**resources.history.remembered(model_id), **changes})
         return f"{OWN_KERNELS}{model_id}"
     resources.checks.record(settings, shape, machine, check, sentence_of(reason))
+    return disable(resources, machine, settings, shape, sentence_of)
+
+
+def disable(
+    resources: Resources,
+    machine: Machine,
+    settings: LoadSettings,
+    shape: ModelShape,
+    sentence_of: Callable[[Reason], str],
+) -> str:
+    """Disable these settings until driver, kernel or engine change; return the rule's name, empty without a GPU.
+
+    The record of a check is for one start of the computer. A fault that a load does not find must outlast it.
+    Raises: OSError.
+    """
     rule = found_rule(resources.fault_rules.now(), machine, settings, shape, sentence_of)
     if rule is not None:
         add_found(rule, resources.fault_rules.folder)

@@ -25,6 +25,7 @@ from engine.core.types import DeviceCheck
 from engine.job_kinds.bench.attention import measure_attention, memory_bytes
 from engine.job_kinds.measure.work import CompareOptions, Task
 from engine.jobs.job_types import ENDED, JobKind
+from engine.message_catalog import sentence
 from engine.placement.cpu_choices import heads_of
 from engine.placement.device_checks import CHECKED_SEQUENCES
 from engine.placement.estimate import ledger_amounts
@@ -32,6 +33,7 @@ from engine.placement.fallbacks import without_flash_attention
 from engine.placement.history import Heads, attention_key
 from engine.placement.onnx import with_power
 from engine.placement.placer import read_shape
+from engine.placement.quarantine import disable
 from engine.placement.results import machine_key
 from engine.placement.shape import ModelShape
 from engine.placement.speed import weights_read
@@ -178,6 +180,8 @@ class IdleMeasuring:
             affected = [settings, without_flash_attention(settings)] if answer.get("in_products") else [settings]
             for one in affected:
                 await asyncio.to_thread(checks.record_deep, one, shape, machine, reason, check)
+                with contextlib.suppress(OSError):  # on failure it is found again
+                    await asyncio.to_thread(disable, placer.resources, machine, one, shape, sentence)
             model = state.pool.get(model_id)
             if model is not None and model.settings == settings:
                 model.pending = ("device",)

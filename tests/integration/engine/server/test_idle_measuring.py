@@ -16,7 +16,7 @@ from engine.job_kinds.bench import attention as attention_bench
 from engine.job_kinds.measure import work
 from engine.library.catalogue import Catalogue
 from engine.message_catalog import sentences
-from engine.placement import candidates, device_checks
+from engine.placement import candidates, device_checks, quarantine
 from engine.placement.cpu_choices import heads_of
 from engine.placement.history import attention_key
 from engine.placement.measurements import Comparison
@@ -237,7 +237,13 @@ def test_long_texts_on_a_device_are_compared_once_while_nothing_runs(
 
     After a resume, what was compared before counts no longer, and the model stays loaded.
     """
-    asked, renewed = [], []
+    asked, renewed, disabled = [], [], []
+
+    def disable(resources, machine, settings, shape, sentence_of):
+        disabled.append(settings)
+        return quarantine.disable(resources, machine, settings, shape, sentence_of)
+
+    monkeypatch.setattr(idle_measuring, "disable", disable)
 
     async def answered(_self, settings, depth):
         asked.append((settings, depth))
@@ -267,6 +273,10 @@ def test_long_texts_on_a_device_are_compared_once_while_nothing_runs(
             found = checks.verdict(loaded.settings, shape, machine)
             assert found.wrong is wrong
             assert ("wrongly" in found.reason) is wrong
+            affected = {"on", "off"} if "in_products" in answer else {loaded.settings.flash_attn}
+            assert {one.flash_attn != "off" for one in disabled} == (
+                {a != "off" for a in affected} if wrong else set()
+            )
             # Without flash attention the products are the same, so the next settings are those of the CPU.
             sound = state.placer.sound(loaded.id, loaded.settings, shape).settings
             assert sound.devices == (() if "in_products" in answer else ("Vulkan0",))

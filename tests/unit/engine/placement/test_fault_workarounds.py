@@ -10,7 +10,7 @@ from devices.types import Runtime
 from engine.core.types import DeviceCheck
 from engine.message_catalog import sentence, sentences
 from engine.message_catalog.reasons import because
-from engine.placement import engine_versions, fault_workarounds
+from engine.placement import device_checks, engine_versions, fault_workarounds
 from engine.placement.estimate import need_at
 from engine.placement.fallbacks import next_fallback, with_variables
 from engine.placement.fault_workarounds import applied, not_bad
@@ -205,6 +205,9 @@ def test_what_was_found_wrong_here_is_not_used_until_driver_or_settings_change(p
     (finding,) = [one for one in diagnose(machine) if one.id == f"known_{rule.id}"]
     assert finding.severity == "warning"
     assert f"--forget {rule.id}" in finding.fix
+    (tmp_path / "boot").write_text("another")
+    monkeypatch.setattr(device_checks, "BOOT_ID", str(tmp_path / "boot"))
+    assert placed(machine).settings.devices == after.settings.devices, "a restart of the computer changes nothing"
     newer = replace(machine, kernel="99.1.0-1-generic")
     assert placed(newer).settings.devices == before.settings.devices
     smaller = replace(before.settings, n_ubatch=before.settings.n_ubatch // 2)
