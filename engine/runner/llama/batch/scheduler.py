@@ -343,9 +343,8 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             self._admitted(sequence, len(cache.tokens), out)
         self._following.join(sequence, self._running)
         self._running.append(sequence)
-        if len(self._running) > 1:
-            for one in self._running:
-                one.unsteady()
+        for one in self._running if len(self._running) > 1 else ():
+            one.unsteady()
 
     def _fill_batch(self, out: list[Output]) -> None:
         batch = self._batch
