@@ -484,6 +484,10 @@ ggml_backend_t start(ggml_backend_dev_t dev, const char *) {
     calls.graph_compute = compute;
     // Alone in a probe there is no CPU backend to compute with: the device then opens, and computing fails.
     ggml_backend_t cpu = processor() ? ggml_backend_dev_init(processor(), nullptr) : nullptr;
+    if (cpu) {  // several threads wait for each other at each node, for seconds on a busy computer
+        void * set = ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(processor()), "ggml_backend_set_n_threads");
+        reinterpret_cast<ggml_backend_set_n_threads_t>(set)(cpu, 1);
+    }
     return new ggml_backend{ guid(), calls, dev, cpu };
 }
 
