@@ -7,7 +7,8 @@ one, six of them, narrower, in a kernel pack's backend. Each is loaded once with
 of (architecture, ubatch), (architecture, cache type) and (ubatch, cache type) is covered. Three checks run on each
 load: the one of a first load, the deep one of an idle server, and rows of four answers at once, computed again.
 A software Vulkan device needs Mesa's lavapipe (25.0.7; 22.3.6 crashed in two of four tries), an installed Vulkan
-pack and GGML_VK_VISIBLE_DEVICES=0.
+pack and GGML_VK_VISIBLE_DEVICES=0. LLVM 15 splits the coroutines of one shader in minutes, LLVM 19 in seconds. With
+MESA_SHADER_CACHE_DIR kept, the next run of a load takes a tenth of the first one's CPU time.
 Limits of time are off, so every scenario runs. `--record` writes the totals to tests/bench/results; CPU seconds are
 those of this process and its children.
 """
