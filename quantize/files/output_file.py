@@ -62,7 +62,7 @@ class Output:
             _check_folder(self.path.parent)
             return self
         if self.path.exists() and not self._overwrite:
-            raise InvalidOption("OUT", f"{self.path} exists already; choose another name or allow to overwrite it")
+            raise InvalidOption("OUT", f"{self.path} exists already; choose another name or add --overwrite")
         folder = self.path.parent
         if not folder.is_dir():
             raise NotWritable(str(folder), "there is no such folder")
