@@ -5,6 +5,7 @@ counted instead of timed.
 """
 
 import random
+import sys
 
 import pytest
 
@@ -338,3 +339,32 @@ def test_states_survive_those_who_read_them_and_leave(stateful):
         run = stateful.run(prompts, [0] * 4, {leaver: step})
         assert run.read <= bound(prompts)
         assert all(run.answers[i] == stateful.answer(prompts[i]) for i in range(4) if i != leaver)
+
+
+def calls_per_answer(bench, count):
+    """Calls of Python functions in a step that only continues `count` answers, for each of them."""
+    rng = random.Random(count)
+    common = tokens(rng, 100)
+    run = Run(bench.engine())
+    for i in range(count):
+        run.add(i, common + tokens(rng, 5), {"max_tokens": 20})
+    while len(run.first) < count:
+        run.step()
+    calls = 0
+
+    def count_call(_frame, event, _argument):
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count_call)
+    try:
+        run.step()
+    finally:
+        sys.setprofile(None)
+    assert run.engine.active == count
+    run.engine.end_all()
+    return calls / count
+
+
+def test_an_answer_costs_no_more_beside_many_others(bench):
+    assert calls_per_answer(bench, 8) < 0.75 * calls_per_answer(bench, 2)

@@ -44,7 +44,8 @@ class Sampler(abc.ABC):
         self._bias_ids = np.fromiter(params.logit_bias, np.int64, len(params.logit_bias))
         self._bias = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
         self.greedy = params.temperature <= 0
-        self._penalizes = params.order is None or PENALTIES in params.order or self.greedy
+        changes = params.repeat_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+        self._penalizes = changes and (params.order is None or PENALTIES in params.order or self.greedy)
 
     def accept(self, token: int) -> None:
         """Record a token that is now part of the sequence."""

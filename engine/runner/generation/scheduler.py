@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any, Final, Generic, TypeVar
 
-from engine.core.types import Event, FinishReason, GenerationRequest, TokenLogprob
+from engine.core.types import Event, FinishReason, GenerationRequest, ReasoningBudget, TokenLogprob
 from engine.runner.generation.reasoning import ReasoningLimit
 from engine.runner.generation.sampler import NotFinite, token_logprob
 from engine.runner.generation.sequence import Sequence
@@ -209,8 +209,8 @@ def sample(sequence: Sequence, row: Any, vocabulary: Vocabulary) -> tuple[int, T
     """
     num_logprobs = sequence.request.logprobs
     raw = row.copy() if num_logprobs is not None else None
-    forced = _forced(sequence, vocabulary)
-    if forced is not None:
+    budget = sequence.request.reasoning
+    if budget is not None and (forced := _forced(sequence, budget, vocabulary)) is not None:
         return forced, None if raw is None else token_logprob(raw, forced, num_logprobs or 0, vocabulary.pieces)
     if sequence.noise is not None:
         sequence.noise.before(row)
@@ -232,11 +232,8 @@ def sample(sequence: Sequence, row: Any, vocabulary: Vocabulary) -> tuple[int, T
     return token, None if raw is None else token_logprob(raw, token, num_logprobs or 0, vocabulary.pieces)
 
 
-def _forced(sequence: Sequence, vocabulary: Vocabulary) -> int | None:
+def _forced(sequence: Sequence, budget: ReasoningBudget, vocabulary: Vocabulary) -> int | None:
     """Return the next token of the closing marker if reasoning has reached its limit, else None."""
-    budget = sequence.request.reasoning
-    if budget is None:
-        return None
     if sequence.thinking is None:
         sequence.thinking = ReasoningLimit(budget, vocabulary)
     return sequence.thinking.forced(sequence.tokens, sequence.n_generated)

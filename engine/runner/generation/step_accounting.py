@@ -40,7 +40,9 @@ class StepTimes:
         whole = 0
         weighed: list[tuple[Worked, int]] = []
         for request, count in rows:
-            weight = count * (ANSWER_ROWS if _answers(request, count) else 1)
+            # The newest token and its draft, not a prompt or one that is computed again.
+            is_answer = request.n_generated > 0 and count <= 1 + len(request.draft)
+            weight = count * (ANSWER_ROWS if is_answer else 1)
             weighed.append((request, weight))
             whole += weight
         for request, weight in weighed:
@@ -50,11 +52,6 @@ class StepTimes:
             self.own_s.move_to_end(request.id)
         while len(self.own_s) > _REMEMBERED:
             self.own_s.popitem(last=False)
-
-
-def _answers(request: Worked, rows: int) -> bool:
-    """Whether the rows are the newest token and its draft, not a prompt or one that is computed again."""
-    return request.n_generated > 0 and rows <= 1 + len(request.draft)
 
 
 def step_time(request: Worked) -> StepTime:

@@ -38,7 +38,8 @@ class InflightPrefixes:
             if other is sequence or not _shares(other) or other.key != sequence.key:
                 continue
             common = common_prefix(other.tokens[: other.n_prompt], sequence.tokens)
-            self._common[_pair(sequence, other)] = common
+            if common:
+                self._common[_pair(sequence, other)] = common
             if not self._kv.truncatable:
                 for one in (sequence, other):
                     if one.cache is not None and common >= SHORTEST:
@@ -69,7 +70,10 @@ class InflightPrefixes:
 
     def step_done(self, running: list[LlamaSequence]) -> int:
         """Let every request take what others computed in this step. Returns the tokens gained."""
-        return sum(self._take(one, other) for one in running for other in running) if self._common else 0
+        if not self._common:
+            return 0
+        reading = [s for s in running if s.n_missing > 0]  # of answers, everything is computed before sampling
+        return sum(self._take(one, other) for one in reading for other in running)
 
     def _take(self, sequence: LlamaSequence, source: LlamaSequence, *, leaving: bool = False) -> int:
         """Give a request in prefill what another one has computed of their common beginning."""

@@ -46,8 +46,7 @@ from engine.runner.llama.vision.vision import Media, Span, Vision
 from engine.runner.load_limits import STEADY_ROWS
 from engine.runner.protocol import ContextWanted, Fault
 
-# A request asks for a larger context after waiting this long for the cells of others: shorter waits are not worth
-# copying a cache on a GPU.
+# After this wait for cells of others a request asks for a larger context: a cache on a GPU must then be copied.
 CELLS_AFTER_S: Final = 1.0
 
 
@@ -83,6 +82,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self._batch = Batch(loaded)
         self._logits = Logits(loaded)
         self._running: list[LlamaSequence] = []
+        self._prefilling: list[LlamaSequence] = []
         self.pace = StepBudget(loaded, fixed=fixed)
         self._speculation = Speculation(loaded, self.pace.cost, draft_model)
         self._following = InflightPrefixes(loaded, self._kv, self.pace)
@@ -258,7 +258,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         out: list[Output] = []
         self.prefill_depth = 0
         self._end_cancelled(out)
-        for sequence in [s for s in self._by_id.values() if s.over and s.n_generated]:
+        for sequence in [s for s in self._by_id.values() if len(s.tokens) >= s.limit and s.over and s.n_generated]:
             self._end(sequence, "length", out)  # it waited for a larger context, which was refused
         if self._waiting or len(self._running) > 1:
             for sequence in to_preempt(self._running, self._waiting, self._loaded.settings.n_parallel):
@@ -279,9 +279,10 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             self.computed_tokens += self._batch.size
             self.pace.note(self._batch.size, self._batch.outputs, now - started, cpu, now)
             self._commit_batch(now - started)
-            self._save_long_prompts()
-            self.cached_tokens += self._following.step_done(self._running)
-            out.extend(prefill_progress(self._running, now, busy=self.pace.is_starved))
+            if self._prefilling:
+                self._save_long_prompts()
+                self.cached_tokens += self._following.step_done(self._running)
+                out.extend(prefill_progress(self._running, now, busy=self.pace.is_starved))
             self._sample(out)
             self._request_room_early()
             self._speculation.follow(self._batch, self._running)
@@ -355,18 +356,18 @@ class Scheduler(BaseScheduler[LlamaSequence]):
                 shift(sequence, self._kv, self._loaded.n_ctx)
         members = self._adapters.members(self._running)
         generating = [s for s in members if s.decoding and not s.waits_for_room]
-        prefilling = [s for s in members if not s.decoding]
+        self._prefilling = [s for s in members if not s.decoding]
         self._speculation.begin(len(generating), alone=len(members) == 1)
         for sequence in generating:
             assert sequence.cache is not None
             position = sequence.position(len(sequence.tokens) - 1)
             sequence.row = batch.add(sequence.tokens[-1], position, sequence.cache.seq_id)
             self._speculation.extend(batch, sequence)
-        if prefilling:
-            self._fill_prompts(prefilling, out)
+        if self._prefilling:
+            self._fill_prompts(out)
 
-    def _fill_prompts(self, prefilling: list[LlamaSequence], out: list[Output]) -> None:
-        batch = self._batch
+    def _fill_prompts(self, out: list[Output]) -> None:
+        batch, prefilling = self._batch, self._prefilling
         depth = max((len(s.cache.tokens) for s in prefilling if s.cache is not None), default=0)
         self.prefill_depth = depth
         budget = self.pace.prefill_budget(batch.size, len(prefilling), depth)
@@ -438,7 +439,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self.step_times.step(seconds, [(owners[seq_id][0], len(tokens)) for seq_id, tokens in runs])
 
     def _sample(self, out: list[Output]) -> None:
-        rows, now = None, 0.0
+        rows, now, is_test = None, 0.0, self._quarantine.open
         not_finite: list[LlamaSequence] = []
         for sequence in list(self._running):
             if sequence.row < 0:
@@ -452,7 +453,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
                 self._end(sequence, "length", out)
             elif not self._sample_sequence(sequence, rows, now, out):
                 not_finite.append(sequence)
-            elif self._quarantine.open:
+            elif is_test:
                 self._quarantine.clear(sequence)
                 if sequence.cache is not None and self._quarantine.open:
                     self._set_aside(sequence)
@@ -560,9 +561,8 @@ class Scheduler(BaseScheduler[LlamaSequence]):
 
 
 # Isolates requests with non-finite logits, so that only the request that causes them fails.
-# A cell with NaN affects every sequence of the same cache, because some kernels compute a masked value as 0 times
-# NaN (seen on the CPU, the log). So the whole cache is wiped and all requests are computed again. Requests that
-# showed NaN then run one by one, alone and without a stored prefix: a request that shows NaN again is the cause.
+# A NaN in one cell reaches all sequences of its cache (kernels compute a masked value as 0 times NaN). So the cache
+# is wiped, and requests that showed NaN run again one by one, without a stored prefix: the next NaN is the cause.
 
 
 class Quarantine:

@@ -82,7 +82,8 @@ class KvRollback:
         """
         sequence.rollback_tokens = min(self._max_rollback, num_tokens - 1) if alone else 0
         sequence.rolled_back = False
-        self.save(sequence)
+        if sequence.planned:
+            self.save(sequence)
 
     def plan_checkpoints(self, sequence: CachedSequence, n_prompt: int, branch: int) -> None:
         """Plan the checkpoints of a prompt; `branch` is the length at which another cached text diverges."""

@@ -65,12 +65,11 @@ class Speculation:
 
     def extend(self, batch: Batch, sequence: LlamaSequence) -> None:
         """Append a draft after the sequence's newest token in the batch, if it pays."""
-        requested = sequence.request.speculate
-        self._judge(sequence)
-        if not sequence.may_draft or not self._longest or not 0 < self._rows <= MAX_DRAFTING:
+        if not self._longest or not 0 < self._rows <= MAX_DRAFTING or not sequence.may_draft:
             return
+        self._judge(sequence)
         room = min(sequence.limit - len(sequence.tokens) - 1, self._longest, batch.room)
-        draft, recorder = self._draft(sequence, room, forced=requested is True)
+        draft, recorder = self._draft(sequence, room, forced=sequence.request.speculate is True)
         if not draft:
             sequence.balance.skipped((self._cost.seconds(self._rows) or 0.0) / self._rows)
             return
