@@ -30,6 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from msgspec.structs import replace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -187,22 +188,26 @@ def stand_in(cells: Cells, folder: Path, *, quarter: bool) -> Path:
 
 
 class Clock:
-    """Seconds of one side: wall-clock, or the CPU time of its processes."""
+    """Seconds of one side: wall-clock, or the CPU time of a process and of all its descendants at this moment."""
 
-    def __init__(self, sides: Sides, side: str, *, processor: bool) -> None:
-        started = [sides.rival.process.pid]
-        if side == "ours":
-            started = [sides.ours.process.pid, *(runner.pid for runner in sides.ours.runners())]
+    def __init__(self, pid: int, *, processor: bool) -> None:
+        process = psutil.Process(pid)
+        pids = [pid, *(child.pid for child in process.children(recursive=True))]
         # The clock of another process. Source: Linux, include/linux/posix-timers.h, CPUCLOCK_SCHED.
-        self._clocks = [~pid << 3 | 2 for pid in started] if processor else [time.CLOCK_MONOTONIC]
+        clocks = [~pid << 3 | 2 for pid in pids] if processor else [time.CLOCK_MONOTONIC]
+        self._seconds = dict.fromkeys(clocks, 0.0)
 
     def __call__(self) -> float:
-        return sum(time.clock_gettime(clock) for clock in self._clocks)
+        for clock in self._seconds:
+            with contextlib.suppress(OSError):  # a child that has ended keeps its time
+                self._seconds[clock] = time.clock_gettime(clock)
+        return sum(self._seconds.values())
 
 
 def measure(cells: Cells, sides: Sides, rounds: int, rng: random.Random, *, processor: bool) -> dict[str, Values]:
     """Speeds of both sides: metric and parameter → the rounds' tokens a second."""
-    clocks = {side: Clock(sides, side, processor=processor) for side in ("ours", "rival")}
+    clocks: dict[str, Clock] = {}
+    pids = {"ours": sides.ours.process.pid, "rival": sides.rival.process.pid}
     urls = {"ours": sides.ours.url, "rival": sides.rival.url}
     found: dict[str, Values] = {}
 
@@ -210,6 +215,7 @@ def measure(cells: Cells, sides: Sides, rounds: int, rng: random.Random, *, proc
         return complete(urls[side], sides.name, prompt, tokens, clock=clocks[side], **SAMPLED)
 
     for turns in in_turns(rounds):
+        clocks.update((side, Clock(pid, processor=processor)) for side, pid in pids.items())
         work = {
             **{f"prompt speed/tokens={n}": fresh(rng, n) for n in cells.prompts},
             **{f"decode speed/depth={n}": fresh(rng, max(16, n)) for n in cells.depths},

@@ -3,10 +3,24 @@
 import datetime as dt
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
 from tests.bench import recording as results
+from tests.bench.table import Clock
+
+# Computes for 0.2 s of CPU time once it has read a line.
+CHILD = """
+import time
+print("ready", flush=True)
+input()
+while time.process_time() < 0.2:
+    pass
+print("done", flush=True)
+input()
+"""
 
 
 def test_every_recorded_line_is_whole():
@@ -48,3 +62,21 @@ def test_every_difference_from_other_projects_tests_has_a_reason():
         assert re.fullmatch(r"[0-9a-f]{7,12}", line["commit"])
         assert line["passed"] + sum(line["differs"].values()) == line["checked"], line["suite"]
         assert all(line["differs"])
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="the clock of another process is Linux's")
+def test_the_clock_of_a_side_counts_children_of_its_process():
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as side:
+        assert side.stdout.readline() == "ready\n"
+        clock = Clock(side.pid, processor=True)
+        before = clock()
+        side.stdin.write("\n")
+        assert side.stdout.readline() == "done\n"
+        after = clock()
+        side.stdin.write("\n")
+    assert after - before > 0.1
+    assert clock() == after
