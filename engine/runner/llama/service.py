@@ -18,7 +18,6 @@ from engine.runner.engine_args import meaning
 from engine.runner.generation.grammar_mask import ConstraintCompiler, TokenConstraint
 from engine.runner.llama.batch.adapters import Adapters
 from engine.runner.llama.batch.deterministic import ExactScheduler
-from engine.runner.llama.batch.embed import CannotEmbed, Embedder
 from engine.runner.llama.batch.scheduler import Scheduler
 from engine.runner.llama.cache.checkpoints import budget
 from engine.runner.llama.cache.prefix_store import PrefixStore, model_fingerprint
@@ -51,6 +50,7 @@ from engine.runner.service import DutyCycle, Prompt, RunnerService, too_long
 from engine.runner.text_limits import TooManyTokens
 
 if TYPE_CHECKING:
+    from engine.runner.llama.batch.embed import Embedder
     from engine.runner.llama.experts.load import StreamedExperts
 
 # Requests of one program follow each other faster than this; after this pause, idle prefixes are copied to the
@@ -160,13 +160,12 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         facts = msgspec.structs.replace(facts, longest_token_bytes=longest, device_check=check)
         self._facts = facts
         if settings.embeddings:
-            try:
-                self._embedder = Embedder(loaded, vocabulary, facts.metadata)
-            except CannotEmbed as error:
-                self._channel.send(protocol.Fault(code="load_failed", message=str(error), param="model"))
+            embedder = _embedder(loaded, vocabulary, facts)
+            if isinstance(embedder, str):
+                self._channel.send(protocol.Fault(code="load_failed", message=embedder, param="model"))
                 return False
-            kind = "rerank" if self._embedder.ranks else "embedding"
-            facts = msgspec.structs.replace(facts, n_ctx=self._embedder.limit, capabilities=(kind,))
+            self._embedder, kind = embedder, "rerank" if embedder.ranks else "embedding"
+            facts = msgspec.structs.replace(facts, n_ctx=embedder.limit, capabilities=(kind,))
         self._constraints = ConstraintCompiler(vocabulary)
         self._take_texts(vocabulary, loaded.max_ctx, self._constraints.compile)
         self._send_loaded(facts)
@@ -427,13 +426,12 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         assert self._loaded is not None
         assert self._vocabulary is not None
         assert self._facts is not None
-        try:
-            if self._embedder is None:
-                self._embedder = Embedder(self._loaded, self._vocabulary, self._facts.metadata)
-        except CannotEmbed as error:
-            self._channel.send(protocol.Fault(id=message.id, code="not_supported", message=str(error)))
+        embedder = self._embedder or _embedder(self._loaded, self._vocabulary, self._facts)
+        if isinstance(embedder, str):
+            self._channel.send(protocol.Fault(id=message.id, code="not_supported", message=embedder))
             return
-        fault = self._embedder.add(message)
+        self._embedder = embedder
+        fault = embedder.add(message)
         if fault is not None:
             self._channel.send(fault)
 
@@ -459,6 +457,16 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             experts=self._experts.stats() if self._experts is not None else None,
             own_s={number: seconds for s in both for number, seconds in s.step_times.own_s.items()},
         )
+
+
+def _embedder(loaded: llama_model.LoadedModel, vocabulary: LlamaVocabulary, facts: ModelFacts) -> "Embedder | str":
+    """Return the embedder of a model, or why it cannot embed."""
+    from engine.runner.llama.batch.embed import CannotEmbed, Embedder  # a chat's first token needs none of it
+
+    try:
+        return Embedder(loaded, vocabulary, facts.metadata)
+    except CannotEmbed as error:
+        return str(error)
 
 
 def _code_of(error: Exception) -> str:

@@ -41,7 +41,11 @@ LATER = ("quantize.job", "devices.probes.apple", "devices.probes.gpu_windows")
             (*HEAVY, *LATER, "pydantic", "starlette", "uvicorn", "engine.chat.chat_pipeline"),
             195,
         ),
-        ("engine.runner.llama.service", ("llguidance", "devices.types", "packaging", *LATER), 130),
+        (
+            "engine.runner.llama.service",
+            ("llguidance", "devices.types", "packaging", "concurrent.futures", *LATER),
+            130,
+        ),
         ("engine.server.run", (*HEAVY, *LATER, "pydantic", "starlette", "uvicorn"), 72),
         ("app.cli.main", (*HEAVY, *LATER, "asyncio", "msgspec"), 40),
     ],
