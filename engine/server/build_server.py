@@ -260,7 +260,7 @@ def create_app(
     app.add_middleware(AccessCheck, access=state.access)
     app.add_middleware(Guard, callers=callers)
     app.add_middleware(ErrorMiddleware)
-    app.add_middleware(RequestLog, metrics=state.metrics, times=state.times, recent=state.recent)
+    app.add_middleware(RequestLog, metrics=lambda: state.metrics, times=state.times, recent=state.recent)
     return app
 
 
@@ -419,7 +419,6 @@ def assemble(
         named_tasks=options.named_tasks,
         keep_models_folder=options.keep_models_folder or (lambda _: None),
     )
-    state.metrics.registry.register(utilization)
 
     def before_late() -> None:
         from engine.server.job_kinds import register, register_move

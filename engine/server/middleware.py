@@ -9,8 +9,8 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,10 +25,12 @@ from engine.message_catalog.reasons import because
 from engine.server.auth import Access, Forbidden, TooManyFailures, Unauthorized, manages
 from engine.server.error_shape import error_body, refusal_body
 from engine.server.errors import lookup, retry_header
-from engine.server.metrics import Metrics
 from engine.server.origin_check import AllowedOrigins, OriginCheck
 from engine.server.recent import RecentRequests, current, program_of
 from engine.server.sse import BODY_SENDER
+
+if TYPE_CHECKING:
+    from engine.server.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,9 @@ _MOST_PATH: Final = 60
 class RequestLog:
     """Outermost ASGI middleware. Logs neither query strings nor headers, which may contain secrets."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, times: TimeLog, recent: RecentRequests) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: "Callable[[], Metrics]", times: TimeLog, recent: RecentRequests
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._times = times
@@ -125,7 +129,7 @@ class RequestLog:
         route: Any = scope.get("route")
         # Use the route's pattern, never the path of the request: one label per path would fill the memory.
         template = getattr(route, "path", "unknown")
-        self._metrics.requests.labels(template, f"{status // 100}xx" if status else "left").inc()
+        self._metrics().requests.labels(template, f"{status // 100}xx" if status else "left").inc()
         if template in _QUIET:
             return
         client = scope.get("client")

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import psutil
@@ -19,6 +20,7 @@ from engine.core.errors import InputFault
 from engine.core.paths import Paths, user_paths
 from engine.core.request_timing import TimeLog
 from engine.core.startup_timing import StartupTimer
+from engine.core.types import Timings, Usage
 from engine.jobs.jobs import JobRegistry
 from engine.placement.placer import Placer
 from engine.placement.types import PlacementLimits
@@ -30,7 +32,6 @@ from engine.runner.load_limits import own_growth_limit
 from engine.runner.protocol import LoadSettings, Stats
 from engine.server.auth import Access
 from engine.server.canary import Canary
-from engine.server.metrics import Metrics
 from engine.server.models import ServedModels
 from engine.server.power import EnergyService, PowerService
 from engine.server.recent import RecentRequests
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from engine.job_kinds.quantize.tasks import TaskSets
     from engine.library.models_folder import Keep
     from engine.server.documents.service import CollectionService
+    from engine.server.metrics import Metrics
 
 # Cache time of a result: clients request the list often, and free memory changes slowly.
 FRESH_S: Final = 20.0
@@ -206,7 +208,6 @@ class ServerState:
     jobs: JobRegistry = field(default_factory=JobRegistry)
     renderer: TemplateRenderer = field(default_factory=TemplateRenderer)
     checker: ConstraintChecker = field(default_factory=ConstraintChecker)
-    metrics: Metrics = field(default_factory=Metrics)
     times: TimeLog = field(default_factory=TimeLog)
     start: StartupTimer = field(default_factory=StartupTimer)
     utilization: Utilization | None = None
@@ -234,7 +235,7 @@ class ServerState:
     def __post_init__(self) -> None:
         self.conversations = Conversations(self.renderer, self.checker)
         self.contexts = ContextSizes(self.models, self.pool, self.placer)
-        self.pool.hooks.finished = self.metrics.finished
+        self.pool.hooks.finished = self._finished
         self.history = WorkHistory(self.pool)
         self.speech = speech_of(self.placer, self.models, self.paths.cache)
         self.energy = EnergyService(self.pool, self.utilization, self.placer)
@@ -244,6 +245,16 @@ class ServerState:
         if self.utilization is not None:
             self.utilization.also = self.history.sample
             self.utilization.busy = lambda: self.pool.busy
+
+    def _finished(self, model: LoadedModel, usage: Usage, timings: Timings) -> None:
+        self.metrics.finished(model, usage, timings)
+
+    @cached_property
+    def metrics(self) -> "Metrics":
+        """The counters; imported with the first request that ends, since no first token needs them."""
+        from engine.server.metrics import Metrics
+
+        return Metrics(self.utilization)
 
     @property
     def has_collections(self) -> bool:

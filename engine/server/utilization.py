@@ -1,15 +1,12 @@
-"""Utilization of the computer in the last minutes: samples in a ring buffer, also for Prometheus."""
+"""Utilization of the computer in the last minutes: samples in a ring buffer."""
 
 import asyncio
 import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Final
-
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from devices.host import Host
 from devices.host_real import RealHost
@@ -26,7 +23,7 @@ READ_S: Final = 10.0
 HISTORY_S: Final = 600
 
 
-class Utilization(Collector):
+class Utilization:
     """Samples while the server runs, off the event loop. `read_machine` lists the devices and is called once.
 
     There is one sample per second while `busy` returns True, while the samples are read, and where power is
@@ -117,7 +114,7 @@ class Utilization(Collector):
     def newest(self) -> Usage | None:
         """The last sample; None in the first second."""
         self._is_read()
-        return self._ring[-1] if self._ring else None
+        return self.peek()
 
     def last(self, seconds: int) -> tuple[Usage, ...]:
         """Samples of the last `seconds`, oldest first."""
@@ -125,33 +122,6 @@ class Utilization(Collector):
         samples = list(self._ring)
         return tuple(s for s in samples if s.at >= samples[-1].at - seconds)
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        """The last sample as Prometheus gauges; unreadable values are omitted."""
-        if not self._ring:
-            return
-        now = self._ring[-1]
-        yield _gauge("cpu_busy_ratio", "Share of the CPUs' time in the last second", now.cpu_frac)
-        yield _gauge("memory_used_bytes", "Memory in use on the machine", now.memory_used_bytes)
-        yield _gauge("memory_total_bytes", "Memory of the machine", now.memory_total_bytes)
-        for name, words, value in (
-            ("cpu_power_watts", "Power of the CPU package", now.cpu_power_w),
-            ("battery_power_watts", "Power drawn from the battery", now.battery_w),
-        ):
-            if value is not None:
-                yield _gauge(name, words, value)
-        for field, name, words in (
-            ("busy_frac", "device_busy_ratio", "Share of time a GPU or NPU was busy"),
-            ("memory_used_bytes", "device_memory_used_bytes", "Memory in use on a GPU or NPU"),
-            ("power_w", "device_power_watts", "Power of a GPU or NPU"),
-        ):
-            family = GaugeMetricFamily(f"tessera_{name}", words, labels=["device", "kind"])
-            for device in now.devices:
-                value = getattr(device, field)
-                if value is not None:
-                    family.add_metric([device.device, device.kind], value)
-            if family.samples:
-                yield family
-
-
-def _gauge(name: str, words: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"tessera_{name}", words, value=value)
+    def peek(self) -> Usage | None:
+        """The last sample, for a reader that asks for no more of them."""
+        return self._ring[-1] if self._ring else None

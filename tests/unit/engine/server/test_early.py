@@ -35,7 +35,7 @@ LATER = ("quantize.job", "devices.probes.apple", "devices.probes.gpu_windows")
 @pytest.mark.parametrize(
     ("module", "heavy", "most"),
     [
-        ("engine.server.build_server", (*HEAVY, *LATER), 305),
+        ("engine.server.build_server", (*HEAVY, *LATER, "prometheus_client"), 305),
         (
             "engine.server.model_side",
             (*HEAVY, *LATER, "pydantic", "starlette", "uvicorn", "engine.chat.chat_pipeline"),

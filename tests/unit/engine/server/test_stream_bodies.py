@@ -39,7 +39,7 @@ def test_a_stream_skips_the_middleware_after_its_start_and_every_byte_is_counted
     """Each function on the way costs CPU time for every token."""
     routes = [Route("/v1/completions", lambda _request: EventStream(chunks(), STREAM_SHAPE), methods=["POST"])]
     counted, recent, sent = Counted(Starlette(routes=routes)), RecentRequests(), []
-    app = RequestLog(ErrorMiddleware(counted), Metrics(), TimeLog(), recent)
+    app = RequestLog(ErrorMiddleware(counted), Metrics, TimeLog(), recent)
     connected = asyncio.Event()
 
     async def receive():
