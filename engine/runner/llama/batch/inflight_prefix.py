@@ -72,8 +72,8 @@ class InflightPrefixes:
         """Let every request take what others computed in this step. Returns the tokens gained."""
         if not self._common:
             return 0
-        reading = [s for s in running if s.n_missing > 0]  # of answers, everything is computed before sampling
-        return sum(self._take(one, other) for one in reading for other in running)
+        prefilling = [s for s in running if s.n_missing > 0]  # of answers, everything is computed before sampling
+        return sum(self._take(one, other) for one in prefilling for other in running)
 
     def _take(self, sequence: LlamaSequence, source: LlamaSequence, *, leaving: bool = False) -> int:
         """Give a request in prefill what another one has computed of their common beginning."""
