@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,28 +121,37 @@ def show(name: str, *, as_json: bool) -> None:
 
 @command.command("unread")
 @click.argument("name")
-def unread(name: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def unread(name: str, *, as_json: bool) -> None:
     """List the pages that were not read, with reasons."""
     from app.tools.types import shown_text
 
     with connected() as client:
-        after, count = "", 0
-        while True:
-            batch = client.documents(name, after, problems=True)
-            for document in batch.documents:
-                if document.problem:
-                    echo(shown_text(f"{document.path}: {document.problem}"))
-                    count += 1
-                if document.unread_pages:
-                    for page in client.document_pages(name, document.id).pages:
-                        if page.problem:
-                            echo(shown_text(f"{document.path}, {page.label or page.number}: {page.problem}"))
-                            count += 1
-            if batch.after is None:
-                break
-            after = batch.after
-    if not count:
+        rows = _unread(client, name)
+        if as_json:
+            print_json({"unread": [{"path": path, "page": page, "reason": why} for path, page, why in rows]})
+            return
+        everything = True
+        for path, page, reason in rows:
+            everything = False
+            echo(shown_text(f"{path}{f', {page}' if page else ''}: {reason}"))
+    if everything:
         echo("Everything was read.")
+
+
+def _unread(client: "Client", name: str) -> "Iterator[tuple[str, str | None, str]]":
+    """Path, page (None: the whole file) and reason of everything that was not read."""
+    after: str | None = ""
+    while after is not None:
+        batch = client.documents(name, after, problems=True)
+        for document in batch.documents:
+            if document.problem:
+                yield document.path, None, document.problem
+            if document.unread_pages:
+                for page in client.document_pages(name, document.id).pages:
+                    if page.problem:
+                        yield document.path, page.label or str(page.number), page.problem
+        after = batch.after
 
 
 @command.command("search")

@@ -3,12 +3,14 @@
 import secrets
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from functools import wraps
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from app.cli.connection import connected
-from app.cli.echo import echo
+from app.cli.echo import InputRefused, echo
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -51,7 +53,7 @@ def command(names: tuple[str, ...], port: int | None, model: str) -> None:
     # as long.
     with ExitStack() as stack, ThreadPoolExecutor(1) as thread:
         pending = thread.submit(opened)
-        server = _server(pending, model)
+        server = _server(_Documents(pending, opened, model))
         if port is None:
             server.run("stdio")
             pending.result()  # a collection that does not exist is an error, also if no tool was called
@@ -59,33 +61,71 @@ def command(names: tuple[str, ...], port: int | None, model: str) -> None:
             _serve_http(server, port)
 
 
-def _server(opened: "Future[_Opened]", model: str) -> "MCPServer[Any]":
+def _server(documents: "_Documents") -> "MCPServer[Any]":
     from mcp.server import MCPServer
     from mcp.types import ToolAnnotations
 
     server: MCPServer[Any] = MCPServer("tessera", title="Tessera documents", instructions=_INSTRUCTIONS)
     reading = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
-    documents = _Documents(opened, model)
     for tool in (documents.list_collections, documents.search, documents.read_page, documents.ask):
-        server.add_tool(tool, annotations=reading)
+        server.add_tool(_guarded(documents, tool), annotations=reading)
     return server
+
+
+def _guarded(documents: "_Documents", tool: "Callable[..., Any]") -> "Callable[..., Any]":
+    """The tool, tried again if Tessera's server was restarted, with its known errors as ToolError.
+
+    Of other exceptions the client sees only that there was one.
+    """
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    from app.client import ServerUnreachable
+    from app.error_text import describe, exit_code
+
+    @wraps(tool)
+    def run(*arguments: Any, **named: Any) -> Any:
+        connection = documents.connection
+        try:
+            try:
+                return tool(*arguments, **named)
+            except ServerUnreachable:
+                documents.connect_again(connection)
+                return tool(*arguments, **named)
+        except click.ClickException as error:
+            raise ToolError(error.format_message()) from error
+        except Exception as error:
+            if exit_code(error) is None:
+                raise
+            raise ToolError(describe(error)) from error
+
+    return run
 
 
 class _Documents:
     """The tools. Their docstrings are what the client's model reads."""
 
-    def __init__(self, opened: "Future[_Opened]", model: str) -> None:
-        self._opened = opened
+    def __init__(self, connection: "Future[_Opened]", connect: "Callable[[], _Opened]", model: str) -> None:
+        self.connection = connection
+        self._connect = connect
+        self._lock = Lock()
         self._model = model
+
+    def connect_again(self, broken: "Future[_Opened]") -> None:
+        """Replace a broken connection, unless another call has done so. Raises: as the start of this command."""
+        with self._lock:
+            if self.connection is broken:
+                connection: Future[_Opened] = Future()
+                connection.set_result(self._connect())
+                self.connection = connection
 
     @property
     def _client(self) -> "Client":
-        return self._opened.result()[0]
+        return self.connection.result()[0]
 
     @property
     def _allowed(self) -> dict[str, str]:
         """Id by name of the collections that may be read. Raises: ApiError: there is no such collection."""
-        return self._opened.result()[1]
+        return self.connection.result()[1]
 
     def list_collections(self) -> list[dict[str, Any]]:
         """The collections of documents that can be searched, with their sizes and whether they are up to date."""
@@ -131,11 +171,11 @@ class _Documents:
         return {"answer": text, "passages": passages, "not_in_the_passages": unsure}
 
     def _allowed_name(self, collection: str) -> str:
-        """The allowed collection of this name. Raises: ValueError."""
+        """The allowed collection of this name. Raises: InputRefused."""
         for name in self._allowed:
             if name.casefold() == collection.casefold():
                 return name
-        raise ValueError(f"There is no collection {collection!r} here. Collections: {', '.join(self._allowed)}")
+        raise InputRefused(f"There is no collection {collection!r} here. Collections: {', '.join(self._allowed)}")
 
 
 def _shown(collection: str, passage: "Passage") -> dict[str, Any]:

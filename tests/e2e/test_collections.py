@@ -216,6 +216,10 @@ def test_the_terminal_makes_searches_and_removes(server, sea, tmp_path):
     assert "1 document, 1 page, " in run("add", "notes", str(tmp_path))
     assert "leaves at seven" in run("search", "notes", "when does the ferry leave")
     assert "broken.pdf" in run("unread", "Sea")
+    (unread,) = [row for row in json.loads(run("unread", "Sea", "--json"))["unread"] if "broken.pdf" in row["path"]]
+    assert unread["page"] is None
+    assert f"{unread['path']}: {unread['reason']}" in run("unread", "Sea")
+    assert json.loads(run("unread", "notes", "--json")) == {"unread": []}
     assert "notes" in run("list")
     run("remove", "notes")
     assert "notes" not in run("list")
@@ -311,6 +315,11 @@ def test_an_mcp_client_reads_the_named_collections_and_no_others(server, client,
             refused = await session.call_tool(tool, {"question": "salary", "collection": "Diary"})
             assert refused.is_error
             assert "Zebrafinch" not in str(refused)
+            assert "There is no collection 'Diary' here. Collections: Sea" in refused.content[0].text
+        gone = await session.call_tool("read_page", {**place, "document": 99_999})
+        assert (gone.is_error, "Sea has no page" in gone.content[0].text) == (True, True)
+        empty = await session.call_tool("search", {"question": ""})
+        assert "query" in empty.content[0].text
         every = _told(await session.call_tool("search", {"question": "salary of Zebrafinch", "limit": 20}))
         assert {p["collection"] for p in every["passages"]} <= {"Sea"}
 
@@ -322,6 +331,36 @@ def test_an_mcp_client_reads_the_named_collections_and_no_others(server, client,
     with (tmp_path / "stderr.txt").open("w", encoding="utf-8") as errors:
         asyncio.run(asyncio.wait_for(_session(stdio_client(parameters, errlog=errors), work), 90))
     client.delete(f"/tessera/v1/collections/{made['id']}")
+
+
+def test_an_mcp_client_goes_on_after_a_restart_of_the_server(tmp_path):
+    """Editors keep this command running for days."""
+    from mcp import StdioServerParameters
+    from mcp.client.stdio import stdio_client
+
+    (tmp_path / "home").mkdir()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "ferry.txt").write_text("The ferry to Tunö leaves at seven.")
+    running = [RunningServer(tmp_path / "home")]
+    headers = {"authorization": f"Bearer {running[0].token}"}
+    with httpx2.Client(base_url=running[0].url, headers=headers, timeout=60) as http:
+        body = {"name": "Notes", "sources": [str(tmp_path / "notes")]}
+        path = f"/tessera/v1/collections/{http.post('/tessera/v1/collections', json=body).json()['id']}"
+        wait_for(lambda: http.get(path).json()["state"] == "ready", 60, "reading")
+
+    async def work(session):
+        for _ in range(2):
+            found = _told(await session.call_tool("search", {"question": "when does the ferry leave"}))
+            assert "leaves at seven" in found["passages"][0]["text"]
+            running.pop().stop()
+            running.append(RunningServer(tmp_path / "home"))
+
+    command, env = _mcp(running[0], "Notes")
+    parameters = StdioServerParameters(command=command[0], args=command[1:], env=env, cwd=str(ROOT))
+    try:
+        asyncio.run(asyncio.wait_for(_session(stdio_client(parameters), work), 90))
+    finally:
+        running.pop().stop()
 
 
 def test_mcp_over_http_needs_the_printed_token(server, sea):
