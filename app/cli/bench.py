@@ -7,6 +7,7 @@ import click
 
 from app.cli.bench_job import Numbers, measure, source_of
 from app.cli.echo import echo, print_json
+from app.cli.settings_defaults import OutputFile
 
 if TYPE_CHECKING:
     from engine.api.jobs import Report
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 @click.option("--csv", "as_csv", is_flag=True, help="Print llama-bench's columns as CSV.")
 @click.option(
     "--picture",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputFile(),
     help="Draw the result as a chart in this SVG file.",
 )
 def command(
@@ -76,7 +77,8 @@ def command(
     if shape == "list":
         from engine.services import EngineFacade
 
-        echo("\n".join(EngineFacade().shapes()))
+        shapes = EngineFacade().shapes()
+        print_json({"shapes": shapes}) if as_json else echo("\n".join(shapes))
         return
     if history:
         _history(model, as_json=as_json)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.cli.echo import NotPossibleHere, echo, failed
-from app.cli.settings_defaults import Number, TokenCount
+from app.cli.settings_defaults import Number, OutputFile, TokenCount
 from app.cli.stdin_prompt import read_prompt
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ _FILES = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option(
     "--receipt",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    type=OutputFile(),
     help="Write the receipt of the (last) answer to this file, for `tessera replay`; implies --deterministic.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: answer, usage, timings.")

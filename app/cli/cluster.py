@@ -15,7 +15,7 @@ import click
 
 from app.cli.connection import connected
 from app.cli.console import console, table
-from app.cli.echo import InputRefused, NotPossibleHere, echo, required_secret
+from app.cli.echo import InputRefused, NotPossibleHere, echo, print_json, required_secret
 from app.cli.quantize_options import Size
 from app.cli.settings_defaults import TokenCount
 from app.cluster.types import DOOR_PORT, RAY_PORT, ClusterFile, Deployed, cluster_file
@@ -144,12 +144,16 @@ def deploy(model: str, most: int, least: int, parallel: int, ctx: int | None, *,
 
 
 @command.command("status")
-def status() -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def status(*, as_json: bool) -> None:
     """List nodes and deployments."""
     cluster = require_cluster()
     from app.cluster import deploying
 
     deploying.connect(cluster)
+    if as_json:
+        print_json({"nodes": deploying.nodes(), "deployments": deploying.deployed()})
+        return
     nodes = [(node["address"], size(node["total_bytes"]), size(node["free_bytes"])) for node in deploying.nodes()]
     models = []
     for name, row in deploying.deployed().items():

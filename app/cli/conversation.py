@@ -249,6 +249,8 @@ class Conversation:
         path = _path(argument)
         if path.exists() and _saved(path) is None:
             raise InputRefused(f"{path} is not a saved conversation; it is not overwritten.")
+        if not path.parent.is_dir():
+            raise InputRefused(f"There is no folder {path.parent}. Create it first, or save somewhere else.")
         saved = Saved(
             tessera_chat=1,
             model=self._model,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from app.cli.echo import InputRefused, NotPossibleHere, echo
+from app.cli.settings_defaults import OutputFile
 
 if TYPE_CHECKING:
     from devices.types import Device, Machine
@@ -19,7 +20,7 @@ KIND_NAMES = {"cpu": "CPU", "igpu": "integrated GPU", "dgpu": "GPU", "npu": "NPU
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @click.option("--no-try", is_flag=True, help="Only read system files; load no backend library.")
 @click.option("--fresh", is_flag=True, help="Try every backend again instead of using cached results.")
-@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), help="Write a redacted recording.")
+@click.option("--record", type=OutputFile(), help="Write a redacted recording.")
 @click.option("--from", "replay", type=click.Path(path_type=Path, dir_okay=False), help="Replay a recording.")
 def command(as_json: bool, no_try: bool, fresh: bool, record: Path | None, replay: Path | None) -> None:
     """Show CPUs, GPUs and NPUs, their memory, and the backends that can use them."""

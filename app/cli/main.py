@@ -5,7 +5,7 @@ import os
 import sys
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Final
+from typing import Any, Final
 
 import click
 from click.exceptions import NoSuchCommand
@@ -86,6 +86,43 @@ ELSEWHERE: Final[dict[str, str]] = {
 }
 
 
+# Arguments that may be empty: texts, and the value of a setting.
+MAY_BE_EMPTY: Final = frozenset({"display_name", "question", "text", "value", "words"})
+
+
+class NotEmpty(click.ParamType):
+    """A name or path that is not empty.
+
+    Scripts pass "" for a variable that is not set, and the path "" is the current folder.
+    """
+
+    def __init__(self, inner: click.ParamType) -> None:
+        self._inner = inner
+        self.name = inner.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Convert as the inner type does, unless the value is blank."""
+        if isinstance(value, str) and not value.strip():
+            self.fail("it is empty.", param, ctx)
+        return self._inner.convert(value, param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        """The inner type's completions."""
+        return self._inner.shell_complete(ctx, param, incomplete)
+
+
+def _without_empty(command: click.Command) -> click.Command:
+    """Let the command and its subcommands refuse empty names and paths."""
+    for param in command.params:
+        is_path = isinstance(param.type, click.Path)
+        is_name = isinstance(param, click.Argument) and param.type is click.STRING
+        if is_path or (is_name and param.name not in MAY_BE_EMPTY):
+            param.type = NotEmpty(param.type)
+    for inner in command.commands.values() if isinstance(command, click.Group) else ():
+        _without_empty(inner)
+    return command
+
+
 class LazyGroup(click.Group):
     """A group whose command modules are imported on first use."""
 
@@ -100,7 +137,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command = import_module(COMMANDS[cmd_name][0]).command
-        return command if isinstance(command, click.Command) else None
+        return _without_empty(command) if isinstance(command, click.Command) else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

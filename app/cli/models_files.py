@@ -182,14 +182,14 @@ def verify_command(model: str, as_json: bool) -> None:
 
 @click.command("rename")
 @click.argument("model")
-@click.argument("name")
+@click.argument("display_name", metavar="NAME")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def rename_command(model: str, name: str, as_json: bool) -> None:
+def rename_command(model: str, display_name: str, as_json: bool) -> None:
     """Change the displayed name of MODEL to NAME ("" restores the original); its id stays."""
     from app.cli.job_line import this_computers_server
 
     with this_computers_server() as client:
-        entry = client.rename(_id_of(model), name)
+        entry = client.rename(_id_of(model), display_name)
     _print_result(as_json, {"model": entry.id, "name": entry.name}, f"{entry.id} is shown as {entry.name}.")
 
 

@@ -13,7 +13,7 @@ import click
 from app.cli.echo import echo
 from app.cli.progress import JobLine
 from app.cli.quantize_options import Duration, LockOption, RoundingOption, Size, check_plan, parse_gate
-from app.cli.settings_defaults import Number, TokenCount
+from app.cli.settings_defaults import Number, OutputFile, TokenCount
 from engine.services import DEFAULT_CONTEXT
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ _SAME_NAME = (
 )
 @click.option(
     "--export-plan",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputFile(),
     help="Also write a plan that reproduces the file from the same source.",
 )
 @click.option(

@@ -93,11 +93,12 @@ def list_remotes(*, as_json: bool) -> None:
 
 @command.command("check")
 @click.argument("name")
-def check(name: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def check(name: str, *, as_json: bool) -> None:
     """Check for a worker with the same kernels, and measure the connection to it."""
     with connected() as client:
         row = client.check_remote(name)
-    _print_row(row)
+    print_json(row) if as_json else _print_row(row)
     if row.state != "ok":
         raise click.ClickException(f"{name} cannot be used: {row.reason}")
 

@@ -52,14 +52,16 @@ def _values(row: "Setting") -> str:
 
 @command.command("get")
 @click.argument("name")
-def get_command(name: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the value as JSON.")
+def get_command(name: str, as_json: bool) -> None:
     """Print the value of NAME."""
     from app.cli.settings_defaults import checked_settings
     from app.settings import BY_NAME, unknown
 
     if name not in BY_NAME:
         raise click.BadParameter(f"{name}: {unknown(name)}", param_hint="NAME")
-    echo(checked_settings()[name])
+    value = checked_settings()[name]
+    click.echo(json.dumps(value)) if as_json else echo(value)
 
 
 @command.command("set", context_settings={"ignore_unknown_options": True})  # a value may begin with a hyphen

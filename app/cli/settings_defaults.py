@@ -3,6 +3,7 @@
 import math
 import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -43,6 +44,20 @@ class Number(click.FloatRange):
         if math.isnan(number):
             self.fail(f"{value!r} is not a number.", param, ctx)
         return number
+
+
+class OutputFile(click.Path):
+    """A file to be written at the end; its folder is checked now, before the work that fills it."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Convert to a path in a folder that exists."""
+        path: Path = super().convert(value, param, ctx)
+        if not path.parent.expanduser().is_dir():
+            self.fail(f"there is no folder {str(path.parent)!r}.", param, ctx)
+        return path
 
 
 class TokenCount(click.IntRange):

@@ -6,7 +6,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from app.cli.echo import InputRefused, echo, failed
+from app.cli.echo import InputRefused, echo, failed, print_json
 from app.cli.settings_defaults import Number
 from app.tools.types import shown_text
 
@@ -96,11 +96,15 @@ def add_command(
 
 
 @command.command("known")
-def known_command() -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def known_command(as_json: bool) -> None:
     """List well-known servers with their commands. Nothing is added, installed or started."""
     from app.tools.mcp_config import known_servers
 
     dated, servers = known_servers()
+    if as_json:
+        print_json({"date": dated, "servers": servers})
+        return
     for server in servers:
         echo(f"{server.name:<12} {server.where()}")
         needs = f"needs {server.needs}; " if server.needs else ""

@@ -74,11 +74,12 @@ def list_upstreams(*, as_json: bool) -> None:
 
 @command.command("check")
 @click.argument("name")
-def check(name: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def check(name: str, *, as_json: bool) -> None:
     """Check whether a server answers and accepts the key."""
     with connected() as client:
         row = client.check_upstream(name)
-    _print_row(row)
+    print_json(row) if as_json else _print_row(row)
     if row.state != "ok":
         raise click.ClickException(f"{name} is not well: {row.reason}")
 

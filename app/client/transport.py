@@ -3,11 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
+from app.client.errors import ApiError
 from engine.core.sendable import sendable
 
 T_co = TypeVar("T_co", covariant=True)
@@ -55,7 +57,9 @@ class Transport(ABC):
 
 
 def path_part(text: str) -> str:
-    """Quote a name for use as one path segment."""
+    """Quote a name for use as one path segment. Raises: ApiError: it is empty, so the path would be another one."""
+    if not text:
+        raise ApiError(HTTPStatus.BAD_REQUEST, "empty_name", "The name is empty.")
     return quote(sendable(text), safe="")
 
 

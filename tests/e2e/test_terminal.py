@@ -101,6 +101,8 @@ def test_a_conversation_remembers():
         (("code", "docs", "-m", "no-such-model", "-p", "x"), 3, "no-such-model"),
         (("jobs", "cancel", "no-such-job"), 3, "no-such-job"),
         (("tools", "remove", "no-such-tool"), 3, "no-such-tool"),
+        (("evaluate", "no-such-model"), 3, "no-such-model"),
+        (("evaluate", "spark", "--against", "no-such-model"), 3, "no-such-model"),
         (("nonsense",), 2, "nonsense"),
     ],
 )
@@ -110,6 +112,16 @@ def test_errors_have_a_code_and_no_traceback(arguments, code, says):
     assert done.returncode == code
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.usefixtures("running")
+def test_a_check_that_fails_is_json_too():
+    tessera("upstreams", "add", "away", "http://127.0.0.1:9")
+    done = tessera("upstreams", "check", "away", "--json")
+    tessera("upstreams", "remove", "away")
+    assert (done.returncode, json.loads(done.stdout)["state"]) == (1, "unreachable")
+    assert "away is not well" in done.stderr
+    assert tessera("remote", "check", "nobody", "--json").returncode == 3
 
 
 @pytest.mark.usefixtures("running")

@@ -168,10 +168,12 @@ def test_commands_set_save_and_load(opened, tmp_path):
         ("/sav x", "Did you mean /save"),
         ("/file nothing.txt", "cannot be attached"),
         ("/save other.json", "is not overwritten"),
+        ("/save nowhere/first.json", "There is no folder nowhere"),
         ("/load other.json", "not a conversation"),
     ):
         begun, at = at, chat.command(typed, at)
         assert said in re.sub(r"\s+", " ", chat.text[begun:at])
+    assert not (tmp_path / "nowhere").exists()
     at = chat.command("/new", at)
     at = chat.command("/load first.json", at)
     again, _ = saved(chat, at, tmp_path / "second.json")

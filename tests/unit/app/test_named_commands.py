@@ -1,12 +1,14 @@
 """Every `tessera ...` command that the program suggests exists, with its options."""
 
+import json
 import re
 from pathlib import Path
 
 import click
+import pytest
 from click.testing import CliRunner
 
-from app.cli.main import COMMANDS, GROUPS, cli
+from app.cli.main import COMMANDS, GROUPS, NotEmpty, cli
 from engine.message_catalog.dispatch import COMMANDS as WAYS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,6 +47,65 @@ def fault(name, words):
             return f"there is no `tessera {name} {words[0]}`"
     unknown = [w for w in words if re.fullmatch(r"--[a-z-]+", w) and w not in options(command)]
     return f"`tessera {name}` has no {unknown}" if unknown else None
+
+
+def leaves(command, words):
+    """(words, command) of a command without subcommands, and of each of a group's."""
+    if not isinstance(command, click.Group):
+        return [(words, command)]
+    return [leaf for name, inner in command.commands.items() for leaf in leaves(inner, (*words, name))]
+
+
+def test_an_empty_name_or_path_is_refused_by_every_command():
+    """Scripts pass "" for a variable that is not set, and the path "" would be the current folder."""
+    refused = {
+        " ".join(words): CliRunner().invoke(cli, [*words, *(["", ""] if param.nargs == -1 else [""])])
+        for name in COMMANDS.keys() - {"cluster"}  # which needs Ray before anything else
+        for words, command in leaves(found(name), (name,))
+        for param in command.params[:1]
+        if isinstance(param, click.Argument) and isinstance(param.type, NotEmpty)
+    }
+    assert len(refused) > 50
+    assert {words for words, done in refused.items() if "it is empty" not in done.output} == set()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "bench spark --picture nowhere/x.svg",
+        "chat spark -p x --receipt nowhere/x.json",
+        "devices --record nowhere/x.json",
+        "quantize spark --budget 6MB --export-plan nowhere/x.json",
+    ],
+)
+def test_a_file_without_a_folder_is_refused_before_the_work(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli, words.split())
+    assert done.exit_code == 2
+    assert "there is no folder 'nowhere'" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    "words", ["bench --shape list", "fit --shape list", "settings get chat.max_tokens", "tools known"]
+)
+def test_lists_are_json_too(words):
+    done = CliRunner().invoke(cli, [*words.split(), "--json"])
+    assert done.exit_code == 0
+    json.loads(done.stdout)
+
+
+def test_texts_and_values_may_be_empty():
+    free = {
+        (" ".join(words), param.name)
+        for name in COMMANDS
+        for words, command in leaves(found(name), (name,))
+        for param in command.params
+        if isinstance(param, click.Argument) and param.type is click.STRING
+    }
+    assert free == {
+        ("chat", "words"), ("run", "words"), ("settings set", "value"), ("models search", "text"),
+        ("models rename", "display_name"), ("collections search", "question"), ("collections ask", "question"),
+    }  # fmt: skip
 
 
 def test_what_is_named_exists():
