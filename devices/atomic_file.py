@@ -48,12 +48,16 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, raw: bytes, *, mode: int = 0o666, durable: bool = True) -> None:
-    """Write a file atomically: readers see the old or the new one; `mode` less the umask.
+    """Write a file atomically: readers see the old or the new one; `mode` less the umask, and less than before.
 
-    `durable`: also after a power cut, which takes 10 ms; without it some file systems may leave an empty file. A
-    cache does not need it. Raises: OSError.
+    If the path is a link (settings in a repository of dotfiles), its target is written. `durable`: also after a
+    power cut, which takes 10 ms; without it some file systems may leave an empty file. A cache does not need it.
+    Raises: OSError.
     """
+    path = path.resolve() if path.is_symlink() else path
     path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):  # never readable by more people than the file that it replaces
+        mode &= path.stat().st_mode & 0o777
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:

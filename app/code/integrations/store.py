@@ -133,6 +133,4 @@ def _backup(edit: FileEdit) -> Path | None:
 
 def write_private(path: Path, text: str) -> None:
     """Write a file atomically. New files are readable only by this user, because they may contain keys."""
-    # If a configuration is a link (dotfiles in a repository), write its target.
-    path = path.resolve()
     write_atomically(path, text.encode(), mode=path.stat().st_mode & 0o777 if path.exists() else 0o600)

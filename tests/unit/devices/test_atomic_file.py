@@ -66,6 +66,33 @@ def test_no_power_cut_loses_the_keys(tmp_path, monkeypatch):
     assert list(dict.fromkeys(names)) == [("first",), ("first", "second"), ("second",)]
 
 
+def test_a_link_stays_and_its_target_is_written(tmp_path):
+    """Many keep their settings in a repository and link them from there."""
+    target, link = tmp_path / "dotfiles" / "settings.toml", tmp_path / "settings.toml"
+    target.parent.mkdir()
+    target.write_text("old")
+    try:
+        link.symlink_to(target)
+    except OSError:
+        pytest.skip("this account may not make links")
+    write_atomically(link, b"new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such modes")
+def test_a_private_file_stays_private(tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text("old")
+    path.chmod(0o600)
+    write_atomically(path, b"new")
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o644)
+    write_atomically(path, b"newer", mode=0o600)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_cache_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: pytest.fail("a cache needs no fsync"))
     write_atomically(tmp_path / "cache", b"x", durable=False)
