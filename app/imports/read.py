@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import zipfile
 import zlib
 from pathlib import Path
@@ -17,36 +18,46 @@ MAX_BYTES: Final = 1 << 30
 MAX_OBJECTS: Final = 3_000_000
 MAX_VALUES: Final = 15_000_000
 _INSIDE: Final = "conversations.json"
+# ChatGPT splits large exports: conversations-000.json and so on.
+_INSIDE_NAMES: Final = re.compile(r"conversations(?:-\d+)?\.json")
 
 
 def read_document(path: Path) -> Any:
-    """Parse the JSON of a file. Raises: ImportFailed, OSError."""
-    return _parsed(_bytes(path))
+    """Parse the JSON of a file; several lists in an archive become one. Raises: ImportFailed, OSError."""
+    texts = _texts(path)
+    _require_size(*texts)
+    documents = [_parsed(text) for text in texts]
+    return documents[0] if len(documents) == 1 else [row for rows in documents for row in rows_of(rows)]
 
 
 def read_chats(path: Path, document: Any = None) -> list[Chat]:
     """Read the chats of another program's export. Raises: ImportFailed, OSError."""
     if path.suffix == ".jsonl":
         beside = path.with_name("thread.json")
-        about = _parsed(_read(beside)) if beside.is_file() else {}
+        about = read_document(beside) if beside.is_file() else {}
         lines = _read(path)
         _require_size(lines)
-        return [jan(lines.decode("utf-8", "replace"), about)]
+        return [jan(lines.decode("utf-8-sig", "replace"), about)]
     return chats_of(read_document(path) if document is None else document)
 
 
-def _bytes(path: Path) -> bytes:
+def _texts(path: Path) -> list[bytes]:
+    """The file, or the files with conversations in the archive."""
     if not zipfile.is_zipfile(path):
-        return _read(path)
+        return [_read(path)]
     try:
         with zipfile.ZipFile(path) as archive:
-            name = next((n for n in archive.namelist() if n.rpartition("/")[2] == _INSIDE), None)
-            if name is None:
+            names = sorted(name for name in archive.namelist() if _INSIDE_NAMES.fullmatch(name.rpartition("/")[2]))
+            if not names:
                 raise ImportFailed(f"there is no {_INSIDE} in it")
-            if archive.getinfo(name).file_size > MAX_BYTES:
+            if sum(archive.getinfo(name).file_size for name in names) > MAX_BYTES:
                 raise ImportFailed(f"it inflates to more than {MAX_BYTES >> 30} GiB")
-            with archive.open(name) as file:
-                return _bounded(file.read(MAX_BYTES + 1))
+            texts, left = [], MAX_BYTES  # the sizes in the directory may be false
+            for name in names:
+                with archive.open(name) as file:
+                    texts.append(_bounded(file.read(left + 1), left))
+                left -= len(texts[-1])
+            return texts
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
         raise ImportFailed(f"the archive is damaged or encrypted ({error})") from error
     except OSError as error:
@@ -61,22 +72,23 @@ def _read(path: Path) -> bytes:
         return _bounded(file.read(MAX_BYTES + 1))
 
 
-def _bounded(raw: bytes) -> bytes:
-    if len(raw) > MAX_BYTES:
+def _bounded(raw: bytes, most: int = MAX_BYTES) -> bytes:
+    if len(raw) > most:
         raise ImportFailed(f"it is larger than {MAX_BYTES >> 30} GiB")
     return raw
 
 
-def _require_size(raw: bytes) -> None:
-    """Raises: ImportFailed: the text has too many values."""
+def _require_size(*texts: bytes) -> None:
+    """Raises: ImportFailed: the texts have too many values."""
+    counter = JsonSizeCounter(MAX_OBJECTS, MAX_VALUES)
     try:
-        JsonSizeCounter(MAX_OBJECTS, MAX_VALUES).count_all(raw)
+        for text in texts:
+            counter.count_all(text)
     except InputFault:
         raise ImportFailed(f"it has more than {MAX_OBJECTS:,} objects or {MAX_VALUES:,} values") from None
 
 
 def _parsed(raw: bytes) -> Any:
-    _require_size(raw)
     try:
         return json.loads(raw.decode("utf-8-sig", "replace"))
     except (ValueError, RecursionError):
@@ -106,7 +118,7 @@ def jan(lines: str, thread: Any) -> Chat:
     """Parse a thread of Jan: the lines of messages.jsonl and its thread.json. Raises: ImportFailed."""
     branches = Branches()
     parent: str | None = None
-    for number, line in enumerate(lines.splitlines()):
+    for number, line in enumerate(lines.split("\n")):  # `splitlines` also splits at signs that JSON texts may hold
         if not line.strip():
             continue
         try:

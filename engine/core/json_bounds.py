@@ -41,7 +41,8 @@ class JsonSizeCounter:
         return len(parts) > 1
 
     def count_all(self, raw: bytes | bytearray) -> None:
-        """Count a whole text. Raises: InputFault: a limit is exceeded."""
+        """Count a whole text, in addition to earlier ones. Raises: InputFault: a limit is exceeded."""
+        self.inside = False
         for chunk in chunks(raw, _COUNTED_BYTES):
             self.count(chunk)
 

@@ -253,6 +253,29 @@ def test_an_archive_that_is_damaged_anywhere_is_refused(tmp_path):
     assert refused > len(whole) / 14
 
 
+def test_an_archive_in_several_files_comes_in_whole(tmp_path, monkeypatch):
+    path = tmp_path / "export.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in (1, 0):
+            chats = [{**CHATGPT[0], "title": f"Tides {number}{letter}"} for letter in "ab"]
+            archive.writestr(f"conversations-00{number}.json", json.dumps(chats))
+        archive.writestr("shared_conversations.json", "[]")
+    assert [chat.title for chat in read_chats(path)] == ["Tides 0a", "Tides 0b", "Tides 1a", "Tides 1b"]
+    monkeypatch.setattr("app.imports.read.MAX_OBJECTS", 80)  # enough for each file, not for both
+    with pytest.raises(ImportFailed, match="more than 80 objects"):
+        read_chats(path)
+
+
+def test_a_thread_of_jan_may_hold_any_sign_and_begin_with_a_mark(tmp_path):
+    """JSON texts hold line separators unescaped, and Windows programs begin files with a byte order mark."""
+    said = "one\u2028two\u0085three\u2029four"
+    lines = [{**line, "content": [{"type": "text", "text": {"value": said}}]} for line in JAN_LINES]
+    text = "\r\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
+    (tmp_path / "messages.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    (chat,) = read_chats(tmp_path / "messages.jsonl")
+    assert [message.text for message in chat.messages] == [said, said]
+
+
 @pytest.mark.parametrize("name", ["conversations.json", "messages.jsonl"])
 def test_more_values_than_an_export_has_are_refused_before_they_are_parsed(tmp_path, monkeypatch, name):
     monkeypatch.setattr("app.imports.read.MAX_OBJECTS", 1000)
