@@ -10,7 +10,7 @@ from devices import child_service
 from devices.msgspec_lock import learned
 from engine.chat.render_protocol import GrammarCheckRequest, GrammarCheckResult
 from engine.chat.schema_loosening import TOO_MUCH, Loosening, Separation, readable
-from engine.chat.schemas import Schema, closed, tidy
+from engine.chat.schemas import Schema, closed, tidy, typed
 from engine.core.errors import ConstraintRefused
 from engine.core.grammar import grammar_of, lark_of_gbnf, limits
 
@@ -77,7 +77,7 @@ class Checker:
     def _closed(self, source: str) -> GrammarCheckResult:
         """A schema that compiles; closed if the closed form compiles too."""
         schema = json.loads(source)
-        exact = tidy(schema)
+        exact = tidy(typed(schema))
         problem = ""
         for form in (closed(exact), exact):
             problem = "" if form == schema else self._schema_problem(form)
@@ -89,7 +89,7 @@ class Checker:
 
     def _enforceable_form(self, source: str, *, strict: bool) -> GrammarCheckResult:
         """A schema in an enforceable form; without `strict`, only its enforceable parts."""
-        schema = tidy(json.loads(source))
+        schema = tidy(typed(json.loads(source)))
         shut = closed(Separation(self._schema_problem).separated(closed(schema)))
         verdict = self._enforceable(shut, strict=strict)
         if not verdict.problem or shut == schema or TOO_MUCH in verdict.problem:

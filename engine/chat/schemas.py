@@ -44,6 +44,11 @@ _NAME_FORMATS: Final = {
     "uuid": "^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
     "ipv4": rf"^(?:{_OCTET}\.){{3}}{_OCTET}$",
 }
+_MEANT_TYPES: Final = {"properties": "object", "items": "array"}
+# Keywords that say which types a value may have.
+_TYPED_BY: Final = frozenset(
+    {"type", "enum", "const", "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if"}
+)
 _STRING_TYPES: Final = ("string", ["string"])
 _HOSTNAME_LENGTH: Final = 253
 # Before 2019 other keywords next to a reference are ignored.
@@ -91,6 +96,25 @@ _MAX_REFERENCES: Final = 16
 def tidy(schema: Schema) -> Schema:
     """The same schema without keywords that have no effect, and in an enforceable form where possible."""
     return _tidy(schema, schema)
+
+
+def typed(schema: Schema) -> Schema:
+    """The same schema where a value with `properties` or `items` but no type is an object or a list.
+
+    The standard also allows numbers and texts there, which nobody means and weak models write. Branches stay as
+    they are: a narrower branch of a oneOf would let values fit another branch alone.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    out = dict(schema)
+    if not out.keys() & _TYPED_BY:
+        kinds = [kind for key, kind in _MEANT_TYPES.items() if isinstance(out.get(key), dict) and out[key]]
+        out |= {"type": kinds[0]} if kinds else {}
+    if isinstance(out.get("properties"), dict):
+        out["properties"] = {name: typed(part) for name, part in out["properties"].items()}
+    if "items" in out:
+        out["items"] = typed(out["items"])
+    return out
 
 
 def shape(schema: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,8 @@ MEMORY_LIMIT_BYTES: Final = 1 << 30
 MAX_SOURCE_BYTES: Final = 1 << 20
 # llguidance's own parser stops at 128 levels; clients' validators earlier.
 MAX_DEPTH: Final = 100
-_COUNTS: Final = ("minItems", "maxItems", "minLength", "minProperties", "maxProperties")
+# Larger maximums bound nothing that can be generated.
+_COUNTS: Final = ("minItems", "minLength", "minProperties")
 _MAX_VERDICTS: Final = 1024  # agents send a hundred tools or more, each of which is tested once
 
 
@@ -40,7 +41,7 @@ class ConstraintImpossible(InputFault):
 def of_schema(schema: object, param: str, *, strict: bool = True) -> Constraint:
     """The constraint of a JSON schema; without `strict`, of its enforceable parts.
 
-    Raises: ConstraintImpossible: it is too deep, too long, or counts beyond what can be generated.
+    Raises: ConstraintImpossible: it is too deep, too long, or demands more elements than can be generated.
     """
     if not isinstance(schema, dict):
         raise ConstraintImpossible("a schema is a JSON object", param)
@@ -48,7 +49,7 @@ def of_schema(schema: object, param: str, *, strict: bool = True) -> Constraint:
         source = json.dumps(schema, ensure_ascii=False)
     except (RecursionError, ValueError) as error:
         raise ConstraintImpossible(f"the schema cannot be read ({error})", param) from None
-    _check_shape(schema, param, 1, counts=True)
+    _check_shape(schema, param, 1, counts=strict)
     kind: Literal["json_schema", "json_object"] = "json_schema" if schema else "json_object"
     return _bounded(Constraint(kind=kind, source=source, strict=strict), param)
 

@@ -514,6 +514,51 @@ def test_any_nonsense_is_taken_or_refused_but_never_raises():
                 tool_grammar(tagged, [ToolDefinition(name="f", parameters=parameters)], parallel=True)
 
 
+@pytest.mark.parametrize("count", [{"maxItems": 10**9}, {"maxLength": 10**12}, {"maxProperties": 10**7}])
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_maximum_beyond_any_answer_is_no_reason_to_refuse(count, strict):
+    schema = {"type": "object", "properties": {"a": {**LIST, **count}}, "required": ["a"]}
+    verdict = CHECKER.check(
+        GrammarCheckRequest(kind="json_schema", source=of_schema(schema, "p", strict=strict).source, strict=strict)
+    )
+    assert not verdict.problem
+    assert not verdict.dropped
+
+
+@pytest.mark.parametrize("count", [{"minItems": 10**6}, {"minItems": 2**63}, {"minProperties": 10**6}])
+def test_a_minimum_beyond_any_answer_is_refused_only_if_it_must_be_enforced(count):
+    schema = {"type": "object", "properties": {"a": {"type": "array", **count}}}
+    with pytest.raises(ConstraintImpossible, match="is beyond 65536"):
+        of_schema(schema, "p")
+    verdict = CHECKER.check(
+        GrammarCheckRequest(kind="json_schema", source=of_schema(schema, "p", strict=False).source, strict=False)
+    )
+    assert not verdict.problem
+
+
+@pytest.mark.parametrize("place", ["root", "member", "element"])
+def test_a_schema_that_names_members_but_no_type_is_an_object(place):
+    named = {"properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    around = {
+        "root": (named, lambda value: value),
+        "member": ({"type": "object", "properties": {"m": named}, "required": ["m"]}, lambda value: {"m": value}),
+        "element": ({"items": named}, lambda value: [value]),
+    }
+    schema, wrapped = around[place]
+    verdict = CHECKER.check(GrammarCheckRequest(kind="json_schema", source=json.dumps(schema), strict=True))
+    assert not verdict.problem
+    assert accepts(verdict.source, wrapped({"a": True}))
+    for other in (1, "x", None):
+        assert not accepts(verdict.source, wrapped(other))
+
+
+def test_a_branch_without_a_type_stays_as_it_is():
+    """As an object, it would let a text fit the other branch alone, which the schema forbids."""
+    schema = {"oneOf": [{"properties": {"a": {"type": "boolean"}}}, {"type": "string"}]}
+    verdict = CHECKER.check(GrammarCheckRequest(kind="json_schema", source=json.dumps(schema), strict=True))
+    assert verdict.problem
+
+
 class _Slow:
     async def ask(self, _body):
         raise ChildFailed(timed_out=True, out_of_memory=False, exit_code=None)
