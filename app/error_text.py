@@ -45,9 +45,10 @@ def _hash_mismatch(error: Any) -> str:
 
 
 def _budget_too_small(error: Any) -> str:
+    why = f", {error.rows}" if error.rows else ""
     return (
-        f"{error.limit_bytes:,} bytes are too few: the smallest possible file has {error.smallest_bytes:,} bytes. "
-        f"Allow at least that, or choose a smaller model."
+        f"{error.limit_bytes:,} bytes are too few: the smallest possible file has {error.smallest_bytes:,} "
+        f"bytes{why}. Allow at least that, or choose a smaller model."
     )
 
 

@@ -1,5 +1,7 @@
 """Errors of the quantizer, with details as fields. `engine.core.errors` translates them."""
 
+import msgspec
+
 from devices.errors import EnvironmentFault, InputFault
 
 
@@ -77,15 +79,34 @@ class RefusedFormat(BadFile):
     code = "refused_format"
 
 
+class UnquantizableRows(msgspec.Struct, frozen=True):
+    """Tensors that stay in 16 bits: their rows have `row_values` values, which `block_values` does not divide."""
+
+    num_tensors: int
+    row_values: int
+    block_values: int
+
+    def __str__(self) -> str:
+        return (
+            f"because {self.num_tensors} tensors stay in 16 bits: their rows of {self.row_values} values are not "
+            f"divisible by {self.block_values}"
+        )
+
+
 class BudgetTooSmall(InputFault):
-    """No quantization recipe fits: the smallest one needs `smallest_bytes`, the limit is `limit_bytes`."""
+    """No quantization recipe fits: the smallest one needs `smallest_bytes`, the limit is `limit_bytes`.
+
+    `rows`: the tensors that cannot be quantized, if there are any.
+    """
 
     code = "budget_too_small"
 
-    def __init__(self, limit_bytes: int, smallest_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, smallest_bytes: int, rows: UnquantizableRows | None = None) -> None:
         super().__init__(
             f"{limit_bytes} bytes requested; the smallest possible quantization needs {smallest_bytes}"
+            + (f", {rows}" if rows else "")
         )
+        self.rows = rows
         self.limit_bytes = limit_bytes
         self.smallest_bytes = smallest_bytes
 

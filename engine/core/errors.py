@@ -72,18 +72,28 @@ class ContextOverflow(InputFault):
     """The prompt does not fit the context; both counts are in tokens.
 
     With `at_least` the prompt has more tokens than counted. `trained`: the limit is the model's training context.
+    `part`: the part of the request that is embedded or ranked, which no answer follows.
     """
 
     code = "context_length_exceeded"
 
     def __init__(
-        self, prompt_tokens: int, context_tokens: int, *, at_least: bool = False, trained: bool = False
+        self,
+        prompt_tokens: int,
+        context_tokens: int,
+        *,
+        at_least: bool = False,
+        trained: bool = False,
+        part: str = "",
     ) -> None:
-        if trained:
+        if part:
+            kind = "part_overflow"
+        elif trained:
             kind = "context_trained_at_least" if at_least else "context_trained"
         else:
             kind = "context_overflow_at_least" if at_least else "context_overflow"
-        what = because(kind, prompt_tokens=prompt_tokens, context_tokens=context_tokens)
+        values: dict[str, Any] = {"part": part} if part else {}
+        what = because(kind, prompt_tokens=prompt_tokens, context_tokens=context_tokens, **values)
         super().__init__(what, "messages")
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens
@@ -331,8 +341,17 @@ _FACTS: Final[dict[type, Callable[[Any], Reason]]] = {
     quantizer.DiskFull: lambda e: because(
         "disk_full_at", path=e.path, needed_bytes=e.needed_bytes, free_bytes=e.free_bytes
     ),
-    quantizer.BudgetTooSmall: lambda e: because(
-        "budget_too_small", limit_bytes=e.limit_bytes, smallest_bytes=e.smallest_bytes
+    quantizer.BudgetTooSmall: lambda e: (
+        because(
+            "budget_too_small_rows",
+            limit_bytes=e.limit_bytes,
+            smallest_bytes=e.smallest_bytes,
+            tensors=e.rows.num_tensors,
+            row_values=e.rows.row_values,
+            block_values=e.rows.block_values,
+        )
+        if e.rows
+        else because("budget_too_small", limit_bytes=e.limit_bytes, smallest_bytes=e.smallest_bytes)
     ),
     quantizer.BadFile: _bad_file,
 }

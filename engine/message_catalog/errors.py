@@ -34,6 +34,7 @@ ERRORS: Final = {
     "context_overflow_at_least": "The prompt has at least {prompt_tokens} tokens, but this model runs with a context of {context_tokens}, answer included. Shorten the prompt or load the model with a larger context.",
     "context_stays": "The prompt has {prompt_tokens} tokens. The model's context has {loaded_tokens}, and the free memory has no space for a larger one. Shorten the prompt, or use an 8-bit KV cache or a smaller model.",
     "context_stays_but": "The prompt has {prompt_tokens} tokens. The model's context has {loaded_tokens}, and the free memory has no space for a larger one. Unload {models} to make room, or shorten the prompt.",
+    "part_overflow": "{part} has {prompt_tokens} tokens or more, and this model reads at most {context_tokens} of one text. Shorten it, or split it into several.",
     "context_trained": "The prompt has {prompt_tokens} tokens, but this model was trained for {context_tokens}, answer included. Shorten the prompt, or use a model with a longer context.",
     "context_trained_at_least": "The prompt has at least {prompt_tokens} tokens, but this model was trained for {context_tokens}, answer included. Shorten the prompt, or use a model with a longer context.",
     "model_not_loaded": '{model} is not loaded, and a request with "priority": "side" loads no model.',

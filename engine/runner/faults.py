@@ -33,7 +33,7 @@ def fault_to_error(fault: protocol.Fault, path: str) -> TesseraError:
     """Return the engine error for a runner's fault."""
     if fault.code == "context_length_exceeded":
         counts = int(fault.facts["prompt_tokens"] or 0), int(fault.facts["context_tokens"] or 0)
-        return ContextOverflow(*counts, at_least=bool(fault.facts.get("at_least")))
+        return ContextOverflow(*counts, at_least=bool(fault.facts.get("at_least")), part=fault.param or "")
     if fault.code == "invalid_request":
         return InputFault(fault.message, fault.param)
     if fault.code == "device_check_failed":

@@ -89,6 +89,8 @@ def test_too_long_an_input_is_told_in_tokens(server):
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
     assert error["prompt_tokens"] > error["context_tokens"] == 1024
+    assert "input[0] has 5001 tokens or more, and this model reads at most 1024 of one text." in error["message"]
+    assert "larger context" not in error["message"], "which would not help"
 
 
 def test_a_chat_model_does_not_rerank(server):

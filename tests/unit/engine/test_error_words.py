@@ -127,12 +127,13 @@ def test_an_error_has_facts_and_the_words_it_always_had(error, text):
         quantizer.SourceChanged("a"),
         quantizer.DiskFull("a", 5_000_000, 12),
         quantizer.BudgetTooSmall(1_000, 2_000),
+        quantizer.BudgetTooSmall(1_000, 2_000, quantizer.UnquantizableRows(3, 260, 32)),
         quantizer.BadFile("a", "no GGUF file"),
         quantizer.RefusedFormat("a", "a pickle", 7),
         quantizer.IncompleteFile("b", 1_234, 5_678),
         quantizer.IncompleteFile("c", 1_234, 0, known=False),
     ],
-    ids=lambda error: str(error)[:30],
+    ids=str,
 )
 def test_an_error_of_the_quantizer_has_the_same_words_as_a_fact(error):
     assert sentence(fact_of(error)) == str(error)

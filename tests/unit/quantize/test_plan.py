@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.error_text import describe
+from engine.core.errors import fact_of
 from engine.core.paths import Paths
 from engine.job_kinds.bench.qtype_speed import PriceStore
 from engine.job_kinds.quantize.request import measured_speeds
+from engine.message_catalog import sentence
 from engine.placement.measurements import TypePrices
 from engine.placement.resources import MachineState
 from engine.placement.results import machine_key
@@ -102,6 +105,21 @@ def test_too_small_a_budget_names_the_smallest_mix(spark):
     assert make_plan(q, SizeTarget(kind="budget", limit_bytes=smallest)).file_bytes == smallest
     with pytest.raises(BudgetTooSmall):
         make_plan(q, SizeTarget(kind="budget", limit_bytes=smallest - 32))
+
+
+def test_too_small_a_budget_names_rows_that_no_type_can_store(spark):
+    odd = [t.name for t in spark.tensors if allows_quantization(t)][:3]
+    tensors = [msgspec.structs.replace(t, shape=(260, *t.shape[1:])) if t.name in odd else t for t in spark.tensors]
+    q = question(msgspec.structs.replace(spark, tensors=tuple(tensors)))
+    with pytest.raises(
+        BudgetTooSmall, match="because 3 tensors stay in 16 bits: their rows of 260 values"
+    ) as caught:
+        make_plan(q, SizeTarget(kind="budget", limit_bytes=1_000_000))
+    assert "260" in describe(caught.value)
+    assert "260" in sentence(fact_of(caught.value))
+    with pytest.raises(BudgetTooSmall) as caught:
+        make_plan(question(spark), SizeTarget(kind="budget", limit_bytes=1_000_000))
+    assert caught.value.rows is None
 
 
 def test_bits_a_weight_are_kept(spark):
