@@ -1,6 +1,7 @@
 """Parses and validates request bodies; errors name the field."""
 
 import asyncio
+import codecs
 import re
 import secrets
 from collections.abc import Iterator, Mapping
@@ -59,7 +60,7 @@ class ShortenedJson:
             try:
                 self._texts[-1].append(from_json(b'"%b"' % chunk))
             except ValueError as error:
-                raise InputFault(f"The body is not valid JSON: {str(error).partition(' at line ')[0]}.") from None
+                raise _not_json(str(error).partition(" at line ")[0]) from None
 
     @property
     def any(self) -> bool:
@@ -203,7 +204,10 @@ async def _parse_large(raw: bytes | bytearray, model: type[M]) -> M:
 
 
 async def whole(request: Request) -> bytes | bytearray:
-    """All bytes of the body. Raises: Cancelled: the client disconnected before it had sent them."""
+    """All bytes of the body, without a byte order mark.
+
+    Raises: Cancelled: the client disconnected before it had sent them; InputFault: it is UTF-16.
+    """
     buffered: bytes | bytearray | None = getattr(request.state, "whole_body", None)
     if buffered is not None:
         return buffered
@@ -213,6 +217,10 @@ async def whole(request: Request) -> bytes | bytearray:
             raw += chunk
     except ClientDisconnect:
         raise Cancelled("the client closed the connection") from None
+    if raw.startswith(codecs.BOM_UTF8):  # PowerShell and editors on Windows write it
+        del raw[: len(codecs.BOM_UTF8)]
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InputFault("The body is UTF-16 text. Send JSON as UTF-8.")
     request.state.whole_body = raw
     return raw
 
@@ -239,6 +247,22 @@ async def parse_or(request: Request, model: type[M]) -> M:
     return await parse(request, model)
 
 
+# The parser's words for what clients really send, and clearer ones.
+_JSON_PROBLEMS: Final = {
+    "invalid unicode code point": "it is not UTF-8 text",
+    **dict.fromkeys(
+        ("unexpected end of hex escape", "lone leading surrogate in hex escape"),
+        "an escape such as \\ud83d is half of a character, as in a text cut inside an emoji",
+    ),
+}
+
+
+def _not_json(problem: str) -> InputFault:
+    """The error of a body that is not JSON, from the parser's message, with or without its position."""
+    words, at, place = problem.partition(" at line ")
+    return InputFault(f"The body is not valid JSON: {_JSON_PROBLEMS.get(words, words)}{at}{place}.")
+
+
 _SHOWN: Final = 60
 # Fields of which one message names the problem. A client with more wrong fields sees the rest at its next try.
 _MAX_FIELDS: Final = 3
@@ -248,7 +272,7 @@ def fault(error: ValidationError) -> InputFault:
     """The problems of a validation error, one for each of the first fields; `param` is the first field."""
     problems = error.errors(include_url=False)
     if problems[0]["type"] == "json_invalid":
-        return InputFault(f"The body is not valid JSON: {problems[0]['msg'].removeprefix('Invalid JSON: ')}.")
+        return _not_json(problems[0]["msg"].removeprefix("Invalid JSON: "))
     fields: dict[Any, list[Any]] = {}
     for problem in problems:
         fields.setdefault(problem["loc"][:1], []).append(problem)

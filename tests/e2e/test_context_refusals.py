@@ -174,6 +174,8 @@ def test_a_prompt_longer_than_any_context_is_told_the_size_that_fits(server, cli
     error = ask(client, TRAINED + 100).json()["error"]
     assert (error["prompt_tokens"], error["context_tokens"]) == (TRAINED + 100, TRAINED)
     assert f"was trained for {TRAINED}" in error["message"]
+    # OpenAI's words, by which LiteLLM and agents recognize it and shorten the conversation
+    assert f"This model's maximum context length is {TRAINED} tokens." in error["message"]
 
 
 def test_what_would_have_to_be_unloaded_is_named_and_then_makes_room(server, client):

@@ -41,6 +41,10 @@ def test_conversations_are_changed_read_and_forgotten(qwen, client):
     assert client.conversations.items.retrieve(one, conversation_id=made.id).content[0].text == "x"
     client.conversations.items.delete(one, conversation_id=made.id)
     assert [i.id for i in client.conversations.items.list(made.id)] == [two]
+    for ask in (client.conversations.items.retrieve, client.conversations.items.delete):
+        with pytest.raises(openai.NotFoundError, match="There is no item 'item_x' in this conversation") as caught:
+            ask("item_x", conversation_id=made.id)
+        assert caught.value.code == "item_not_found"
     assert client.conversations.retrieve(made.id).metadata == {"a": "b"}
     assert client.conversations.delete(made.id).deleted
     with pytest.raises(openai.NotFoundError):

@@ -41,6 +41,8 @@ def openai_body(error: Exception, path: str = "") -> dict[str, Any]:
     if detail is not None:
         body["detail"] = msgspec.to_builtins(detail)
     if isinstance(error, errors.ContextOverflow):
+        # Clients shorten the conversation, or report a long prompt as such, if they find OpenAI's words.
+        body["message"] = f"This model's maximum context length is {error.context_tokens} tokens. {body['message']}"
         body["param"] = _PROMPT_FIELDS.get(path, error.param)
         body["prompt_tokens"] = error.prompt_tokens
         body["context_tokens"] = error.context_tokens

@@ -21,6 +21,15 @@ class ConversationNotFound(ResponseNotFound):
         InputFault.__init__(self, f"There is no conversation {conversation_id!r}.", "conversation")
 
 
+class ItemNotInConversation(ResponseNotFound):
+    """The conversation has no item with this id."""
+
+    code = "item_not_found"
+
+    def __init__(self, item_id: str) -> None:
+        InputFault.__init__(self, f"There is no item {item_id!r} in this conversation.", "item_id")
+
+
 class ConversationFull(InputFault):
     """The items exceed the limit of one conversation."""
 
@@ -52,7 +61,7 @@ class Conversation:
             raise ConversationFull(size)
 
     def take_out(self, item_id: str) -> None:
-        """Delete an item. Raises: ConversationNotFound: no item has this id."""
+        """Delete an item. Raises: ItemNotInConversation."""
         removed = self.find(item_id)
         self.items.remove(removed)
         self.size_bytes -= size_of([removed])
@@ -63,10 +72,10 @@ class Conversation:
         return {**head, "metadata": self.metadata}
 
     def find(self, item_id: str) -> dict[str, Any]:
-        """The item with this id. Raises: ConversationNotFound: no item has it."""
+        """The item with this id. Raises: ItemNotInConversation."""
         match = next((item for item in self.items if item["id"] == item_id), None)
         if match is None:
-            raise ConversationNotFound(item_id)
+            raise ItemNotInConversation(item_id)
         return match
 
 

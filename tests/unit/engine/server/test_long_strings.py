@@ -1,10 +1,13 @@
 """Bodies with long strings are parsed in parts, with the same result as in one piece."""
 
+import asyncio
+import codecs
 import json
 import random
 
 import pytest
 from pydantic import ValidationError
+from starlette.requests import Request
 
 from engine.core.errors import InputFault
 from engine.server import body as long_strings
@@ -66,6 +69,41 @@ def test_a_long_text_is_held_to_the_length_its_field_may_have():
 def test_what_is_no_string_is_refused_though_it_is_long(wrong):
     with pytest.raises(InputFault, match="not valid JSON"):
         ShortenedJson(b'{"model": "%b%b%b"}' % (b"a" * 100_000, wrong, b"a" * 100_000))
+
+
+def parsed(raw):
+    """The body of a request as routes parse it."""
+
+    async def receive():
+        return {"type": "http.request", "body": raw, "more_body": False}
+
+    request = Request({"type": "http", "method": "POST", "path": "/", "headers": []}, receive)
+    return asyncio.run(long_strings.parse(request, ChatRequest))
+
+
+SMALL = json.dumps({"model": "m", "messages": [{"role": "user", "content": "é"}]}, ensure_ascii=False)
+
+
+@pytest.mark.parametrize("size", [0, 2 << 20])
+def test_a_byte_order_mark_is_left_out(size):
+    """Windows programs write one at the beginning of files, which `curl --data @file` sends."""
+    raw = codecs.BOM_UTF8 + SMALL.encode() + b" " * size
+    assert parsed(raw).messages[0].content == "é"
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (SMALL.encode("utf-16"), "UTF-16"),
+        (SMALL.encode("latin-1"), "not UTF-8 text at line 1"),  # Windows PowerShell 5
+        (SMALL.replace("é", "\\ud83d").encode(), "half of a character"),  # JavaScript cut it there
+        (SMALL.replace("é", "\\ud83d\\n").encode(), "half of a character"),
+        (SMALL.replace("é", "\\ude00").encode(), "half of a character"),
+    ],
+)
+def test_what_is_wrong_with_the_characters_is_said(raw, says):
+    with pytest.raises(InputFault, match=says):
+        parsed(raw)
 
 
 def test_a_long_name_is_refused():
