@@ -90,13 +90,13 @@ ELSEWHERE: Final[dict[str, str]] = {
 MAY_BE_EMPTY: Final = frozenset({"display_name", "question", "text", "value", "words"})
 
 
-class NotEmpty(click.ParamType):
+class NotEmpty(click.ParamType[Any]):
     """A name or path that is not empty.
 
     Scripts pass "" for a variable that is not set, and the path "" is the current folder.
     """
 
-    def __init__(self, inner: click.ParamType) -> None:
+    def __init__(self, inner: click.ParamType[Any]) -> None:
         self._inner = inner
         self.name = inner.name
 

@@ -54,7 +54,7 @@ class OutputFile(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Convert to a path in a folder that exists."""
-        path: Path = super().convert(value, param, ctx)
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if not path.parent.expanduser().is_dir():
             self.fail(f"there is no folder {str(path.parent)!r}.", param, ctx)
         return path
