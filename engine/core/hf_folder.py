@@ -11,12 +11,6 @@ MAX_JSON_BYTES: Final = 4 << 20
 MAX_TEMPLATE_BYTES: Final = 1 << 20
 
 
-def links_root(folder: Path) -> Path:
-    """Return the folder that links may point into: a Hugging Face snapshot links to its repository's blobs."""
-    repository = folder.parent.parent
-    return repository if folder.parent.name == "snapshots" and repository.name.startswith("models--") else folder
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Read one of the folder's JSON objects. Raises: BadFile."""
     return json_file.read_json(path, MAX_JSON_BYTES)

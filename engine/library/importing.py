@@ -10,7 +10,6 @@ from typing import Final
 from devices.atomic_file import unfinished
 from devices.errors import TesseraError
 from engine.core.errors import BadModelFile, InputFault, exhausted, reason_for
-from engine.core.hf_folder import links_root
 from engine.jobs.jobs import JobContext
 from engine.library import other_apps
 from engine.library.catalogue import Catalogue, Changes
@@ -18,7 +17,7 @@ from engine.library.errors import CannotWrite, NotEnoughDisk
 from engine.library.scan import candidate_at
 from engine.library.types import LinkedFolder, ModelEntry, Origin, Unlinked
 from engine.message_catalog.reasons import because
-from quantize.files.safetensors_file import refuse_pickle
+from quantize.files.safetensors_file import links_root, refuse_pickle
 
 _CHUNK_BYTES = 4 * 1024 * 1024
 # Folders that are scanned in place.

@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 
 from devices.errors import TesseraError
-from engine.core.hf_folder import chat_template, links_root, read_json, text
+from engine.core.hf_folder import chat_template, read_json, text
 from engine.library import model_ids
 from engine.library.types import Details
 from engine.onnx.folder import read_folder
 from quantize.files.gguf_file import GgufFile, TensorInfo
 from quantize.files.header_cache import cached_gguf_model
-from quantize.files.safetensors_file import read_safetensors_folder, safe_member
+from quantize.files.safetensors_file import links_root, read_safetensors_folder, safe_member
 from quantize.files.sampling_keys import GENERATION_CONFIG_NAMES, checked, from_gguf
 
 GENERATION_CONFIG = "generation_config.json"

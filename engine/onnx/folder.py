@@ -8,9 +8,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from engine.core.hf_folder import chat_template, links_root, read_json, text, tokenizer_config
+from engine.core.hf_folder import chat_template, read_json, text, tokenizer_config
 from quantize.errors import BadFile, RefusedFormat
-from quantize.files.safetensors_file import safe_member
+from quantize.files.safetensors_file import links_root, safe_member
 
 Kind = Literal["generate", "embedding", "rerank"]
 CONFIG: Final = "genai_config.json"

@@ -18,7 +18,7 @@ from devices.memory_ledger import Ledger
 from devices.programs import installed_program
 from devices.types import Device, Machine
 from engine.core.errors import BadModelFile, InputFault
-from engine.core.hf_folder import links_root, read_json
+from engine.core.hf_folder import read_json
 from engine.core.json_store import JsonStore, with_row
 from engine.core.paths import Paths
 from engine.message_catalog.reasons import Reason, because
@@ -27,7 +27,7 @@ from engine.placement.estimate import overdraft
 from engine.placement.fit_report import claim
 from engine.placement.types import CPU, FitReport, MemoryEstimate, MemoryPart, PartName, Placement
 from engine.runner.protocol import ExternalProgram, LoadSettings
-from quantize.files.safetensors_file import safe_member
+from quantize.files.safetensors_file import links_root, safe_member
 
 # Models that another server runs (engine/upstreams): nothing is started or reserved on this computer.
 UPSTREAM: Final = "upstream"

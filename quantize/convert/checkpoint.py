@@ -12,7 +12,7 @@ from quantize.convert.low_precision import FLOAT_DTYPES, Packed, packed_weights
 from quantize.errors import BadFile, BadWeights, IncompleteFile, UnsupportedModel
 from quantize.files.byte_source import FileSource
 from quantize.files.json_file import read_json
-from quantize.files.safetensors_file import SafetensorInfo, read_safetensors_folder, safe_member
+from quantize.files.safetensors_file import SafetensorInfo, links_root, read_safetensors_folder, safe_member
 
 Array = np.ndarray[Any, Any]
 
@@ -36,10 +36,10 @@ class Checkpoint:
     Raises: BadFile, IncompleteFile, Unreadable, RefusedFormat: see safetensors_file.
     """
 
-    def __init__(self, folder: Path, root: Path | None = None) -> None:
-        self.folder, self._root = folder, root
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.config = self.json_file("config.json")
-        model = read_safetensors_folder(folder, root)
+        model = read_safetensors_folder(folder)
         self._where = model.tensors()
         self.file_bytes = model.file_bytes
         self.shards = tuple(Path(f.name) for f in model.files)
@@ -130,7 +130,7 @@ class Checkpoint:
 
         Raises: BadFile: missing, too large or invalid.
         """
-        path = safe_member(self.folder / within, name, self._root or self.folder)
+        path = safe_member(self.folder / within, name, links_root(self.folder))
         if not path.is_file():
             ggufs = sorted(p.name for p in self.folder.glob("*.gguf"))
             hint = f"; for the GGUF model in this folder, name its file: {ggufs[0]}" if ggufs else ""

@@ -402,6 +402,8 @@ def architecture(source: Checkpoint) -> str:
     if name not in _BY_NAME:
         if isinstance(name, str) and name in supported_architectures():
             raise ConverterNeeded(str(source.folder), name)
+        if name is None:
+            raise UnsupportedModel(str(source.folder), "its config.json names no architecture", SUPPORTED)
         unknown = f"neither this converter nor llama.cpp's own knows the architecture {str(name)[:80]!r}"
         raise UnsupportedModel(str(source.folder), unknown, SUPPORTED)
     return str(name)

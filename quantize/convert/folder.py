@@ -41,7 +41,7 @@ _QUANTIZATION_VERSION = 2  # Source: ggml.h, GGML_QNT_VERSION
 
 
 class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Write the model in `folder` as GGUF to `out`, which must not exist. `root` limits symbolic links.
+    """Write the model in `folder` as GGUF to `out`, which must not exist.
 
     `header_only` is for `prepare`: write the header to `out`, with a hole instead of the weights. `float_type`
     "auto" keeps BF16 and F16 unchanged and converts F32 to F16 (BF16 if F16 would overflow).
@@ -50,7 +50,6 @@ class ConvertRequest(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
     out: Path
     float_type: FloatType = "auto"
-    root: Path | None = None
     header_only: bool = False
 
 
@@ -86,7 +85,7 @@ def convert(request: ConvertRequest, send: Step) -> ConversionResult:
     Raises: UnsupportedModel, BadWeights (names the tensor), BadFile, IncompleteFile, DiskFull; OSError from
     writing.
     """
-    source = Checkpoint(request.folder, request.root)
+    source = Checkpoint(request.folder)
     with _described_by(source.folder):
         recipe, pre = _complete_recipe(source)
         header(recipe.metadata, [])  # detect errors in the metadata before writing the tensors
@@ -117,7 +116,7 @@ def convert(request: ConvertRequest, send: Step) -> ConversionResult:
 def prepare(request: ConvertRequest, send: Step) -> Prepared:
     """Describe the output of `convert` without writing it. Raises: same as `convert`."""
     send(0.0, 1.0, "")
-    source = Checkpoint(request.folder, request.root)
+    source = Checkpoint(request.folder)
     with _described_by(source.folder):
         recipe, _ = _complete_recipe(source)
         qtype = _float_type(source, request.float_type)

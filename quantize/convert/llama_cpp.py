@@ -14,7 +14,7 @@ import msgspec
 from quantize.convert.checkpoint import Checkpoint
 from quantize.errors import BadFile, UnsupportedModel
 from quantize.files.json_file import read_json
-from quantize.files.safetensors_file import safe_member
+from quantize.files.safetensors_file import links_root, safe_member
 
 ASSETS: Final = Path(__file__).resolve().parents[2] / "assets" / "converter"
 # The name of the table in llama.cpp's conversion/__init__.py.
@@ -56,13 +56,13 @@ class Staged(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-def stage(source: Path, into: Path, root: Path | None = None) -> Staged:
+def stage(source: Path, into: Path) -> Staged:
     """Create in `into` the files that the converter may read: no programs, no pickles, no links outside.
 
     Raises: BadFile, IncompleteFile, RefusedFormat, Unreadable: the folder is invalid. UnsupportedModel: its
     tokenizer is a publisher's program.
     """
-    checked = Checkpoint(source, root)
+    checked = Checkpoint(source)
     notes = []
     reads = set()
     into.mkdir(parents=True)
@@ -71,10 +71,10 @@ def stage(source: Path, into: Path, root: Path | None = None) -> Staged:
         raise BadFile(str(source), f"{len(files)} files; at most {_MAX_FILES} are looked at")
     for file in files:
         if file.name in _DESCRIBING:
-            if _copied(source, file.name, into, root):
+            if _copied(source, file.name, into):
                 notes.append(f"{file.name} names a program of the publisher's: it was left out")
         elif file.suffix.lower() in _SUFFIXES:
-            real = safe_member(source, file.name, root).resolve()
+            real = safe_member(source, file.name).resolve()
             (into / file.name).symlink_to(real)
             reads.add(real.parent)
         elif file.suffix == ".py":
@@ -83,9 +83,9 @@ def stage(source: Path, into: Path, root: Path | None = None) -> Staged:
     return Staged(folder=into, reads=tuple(sorted(reads)), weight_bytes=checked.file_bytes, notes=tuple(notes))
 
 
-def _copied(source: Path, name: str, into: Path, root: Path | None) -> bool:
+def _copied(source: Path, name: str, into: Path) -> bool:
     """Copy a description without the programs that it names; returns whether it named any."""
-    config = read_json(safe_member(source, name, root), _MAX_JSON_BYTES)
+    config = read_json(safe_member(source, name), _MAX_JSON_BYTES)
     programs = config.pop(_PROGRAMS, None)
     if (
         programs
@@ -103,6 +103,6 @@ def _pooling(source: Path, into: Path) -> None:
     """Copy an embedding model's pooling, which sentence-transformers stores in a separate folder."""
     for config in sorted(source.glob("*_Pooling/config.json")):
         name = config.parent.name
-        if config.resolve().is_relative_to(source.resolve()):
+        if config.resolve().is_relative_to(links_root(source).resolve()):
             (into / name).mkdir()
             (into / name / config.name).write_bytes(msgspec.json.encode(read_json(config, _MAX_JSON_BYTES)))

@@ -60,7 +60,7 @@ class _RowNumbers(Checkpoint):
     """A checkpoint whose rows hold their own numbers: what the converter does to rows, it does to numbers."""
 
     def __init__(self, folder: Path, files: Sequence[SafetensorsFile]) -> None:
-        self.folder, self._root = folder, None
+        self.folder = folder
         self.config = self.json_file("config.json")
         self._where = {tensor.name: (file, tensor) for file in files for tensor in file.tensors}
         if any(len(info.shape) > 1 and info.dtype not in FLOAT_DTYPES for _, info in self._where.values()):

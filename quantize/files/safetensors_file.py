@@ -30,6 +30,7 @@ _LENGTH_BYTES = 8
 _SPAN_ITEMS = 2  # begin and end of a span
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 INDEX_NAME = "model.safetensors.index.json"
+WHOLE_NAME = "model.safetensors"
 _NUMBERED = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors$")
 
 # Bits of one value. Source: safetensors 0.6, enum Dtype (sub-byte types included).
@@ -189,11 +190,17 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
+def links_root(folder: Path) -> Path:
+    """The folder that links may point into: a Hugging Face snapshot links to its repository's blobs."""
+    repository = folder.parent.parent
+    return repository if folder.parent.name == "snapshots" and repository.name.startswith("models--") else folder
+
+
 def safe_member(folder: Path, member: str, root: Path | None = None) -> Path:
     """The path of a file that an untrusted index names in `folder`: a plain name that stays within `root`.
 
-    `root` (default `folder`) limits symbolic links: a Hugging Face snapshot links into the blobs of its repository
-    folder. Raises: BadFile: it leads anywhere else; nothing was opened.
+    `root` (default `links_root`) limits symbolic links. Raises: BadFile: it leads anywhere else; nothing was
+    opened.
     """
     plain = (
         bool(member)
@@ -205,7 +212,7 @@ def safe_member(folder: Path, member: str, root: Path | None = None) -> Path:
     if not plain:
         raise BadFile(str(folder), f"the index names {member[:80]!r}, which is not a plain file name")
     path = folder / member
-    if not path.resolve().is_relative_to((root or folder).resolve()):
+    if not path.resolve().is_relative_to((root or links_root(folder)).resolve()):
         raise BadFile(str(folder), f"{member!r} leads out of the model's folder")
     return path
 
@@ -241,7 +248,10 @@ def read_safetensors_folder(folder: str | os.PathLike[str], root: Path | None = 
         _check_present(folder, paths)
     else:
         weight_map = {}
-        paths = [safe_member(folder, p.name, root) for p in sorted(folder.glob("*.safetensors"))]
+        names = [p.name for p in sorted(folder.glob("*.safetensors"))]
+        if WHOLE_NAME in names:  # others are adapters, or the same weights in another program's form
+            names = [WHOLE_NAME]
+        paths = [safe_member(folder, name, root) for name in names]
         if not paths:
             _explain_absence(folder)
         _check_numbers(folder, paths)

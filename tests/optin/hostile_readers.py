@@ -128,7 +128,7 @@ def folders():
     from quantize.convert.folder import ConvertRequest, prepare
 
     def converted(folder):
-        prepare(ConvertRequest(folder=folder, root=folder, out=folder / "out.gguf"), lambda *_: None)
+        prepare(ConvertRequest(folder=folder, out=folder / "out.gguf"), lambda *_: None)
 
     found = {}
     checkpoint = Place(small_checkpoint())

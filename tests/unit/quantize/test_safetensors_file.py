@@ -175,21 +175,34 @@ def test_names_that_lead_elsewhere_are_never_opened(name, tmp_path):
         read_safetensors_folder(tmp_path)
 
 
-def test_links_may_not_leave_the_repository(tmp_path):
-    repo = tmp_path / "repo"
+@pytest.mark.parametrize(("name", "is_repository"), [("models--a--b", True), ("repo", False)])
+def test_links_may_not_leave_the_repository(tmp_path, name, is_repository):
+    repo = tmp_path / name
     snapshot = repo / "snapshots" / "1"
     snapshot.mkdir(parents=True)
     (repo / "blobs").mkdir()
     (repo / "blobs" / "x").write_bytes(file_bytes(GOOD, b"\0" * 8))
     (snapshot / "model.safetensors").symlink_to("../../blobs/x")
-    with pytest.raises(BadFile, match="leads out"):
-        read_safetensors_folder(snapshot)
+    if is_repository:
+        assert set(read_safetensors_folder(snapshot).tensors()) == {"a"}
+    else:
+        with pytest.raises(BadFile, match="leads out"):
+            read_safetensors_folder(snapshot)
     assert set(read_safetensors_folder(snapshot, root=repo).tensors()) == {"a"}
     (snapshot / "model.safetensors").unlink()
     (tmp_path / "secret").write_bytes(file_bytes(GOOD, b"\0" * 8))
     (snapshot / "model.safetensors").symlink_to("../../../secret")
-    with pytest.raises(BadFile, match="leads out"):
-        read_safetensors_folder(snapshot, root=repo)
+    for root in (None, repo):
+        with pytest.raises(BadFile, match="leads out"):
+            read_safetensors_folder(snapshot, root)
+
+
+def test_other_files_beside_a_whole_model_are_not_part_of_it(tmp_path):
+    """Mistral's folders hold the weights again as consolidated.safetensors, in their own program's form."""
+    for name in ("adapter_model", "consolidated", "model"):
+        (tmp_path / f"{name}.safetensors").write_bytes(file_bytes(GOOD, b"\0" * 8))
+    model = read_safetensors_folder(tmp_path)
+    assert [Path(file.name).name for file in model.files] == ["model.safetensors"]
 
 
 @pytest.mark.parametrize(
