@@ -4,8 +4,9 @@ Source of all rules: llama.cpp, src/llama-quant.cpp (tensor_allows_quantization,
 tensor_requires_imatrix), at the commit of llama-cpp-python 0.3.36.
 """
 
+from quantize.errors import UnquantizableRows
 from quantize.ggml_types import BLOCK_SIZES, GgmlType, row_bytes
-from quantize.types import TensorSpec
+from quantize.types import ModelSpec, TensorSpec
 
 # Name fragments of tensors that keep their type: norms, routers, tiny or positional tables, vision and audio parts.
 _EXCLUDED_FRAGMENTS = (
@@ -75,6 +76,17 @@ def effective_type(ideal: GgmlType, row_values: int) -> GgmlType:
         return ideal
     fallback = GgmlType[ideal.traits.fallback or ideal.name]
     return fallback if row_values % BLOCK_SIZES[fallback][0] == 0 else GgmlType.F16
+
+
+def unquantizable_rows(model: ModelSpec) -> UnquantizableRows | None:
+    """The weights whose rows are a whole number of blocks of no type; None if there are none."""
+    blocks = {BLOCK_SIZES[qtype][0] for qtype in GgmlType if qtype.traits.writable} - {1}
+    odd = [
+        tensor.row_values
+        for tensor in model.tensors
+        if allows_quantization(tensor) and all(tensor.row_values % block for block in blocks)
+    ]
+    return UnquantizableRows(len(odd), odd[0], min(blocks)) if odd else None
 
 
 def needs_imatrix(name: str, qtype: GgmlType) -> bool:

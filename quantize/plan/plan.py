@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from quantize.errors import BudgetTooSmall, InvalidOption, UnquantizableRows
+from quantize.errors import BudgetTooSmall, InvalidOption
 from quantize.files.gguf_write import padded
-from quantize.ggml_types import BLOCK_SIZES, FLOAT_TYPES, MEASURED, GgmlType, bits_per_weight
+from quantize.ggml_types import FLOAT_TYPES, MEASURED, GgmlType, bits_per_weight
 from quantize.plan.llama_cpp_preset_rules import MIXES
 from quantize.plan.llama_cpp_presets import stock_types, uniform_types
 from quantize.plan.speed import decode_time, is_fast, slowness
@@ -20,6 +20,7 @@ from quantize.tensor_rules import (
     effective_type,
     needs_imatrix,
     tensor_bytes,
+    unquantizable_rows,
 )
 from quantize.types import (
     DeviceKind,
@@ -100,7 +101,7 @@ def make_plan(question: PlanInput, goal: SizeTarget) -> QuantPlan:
     smallest = overhead + sum(min(sizes) for sizes, _ in items)
     chosen = solve(items, limit - overhead)
     if chosen is None:
-        rows = _unquantizable_rows(question.model)
+        rows = unquantizable_rows(question.model)
         raise BudgetTooSmall(limit + goal.fixed_bytes, smallest + goal.fixed_bytes, rows)
     picks = [row[k] for row, k in zip(options, chosen.options, strict=False)]
     kv = question.kv[chosen.options[-1]] if in_memory and question.kv else None
@@ -108,17 +109,6 @@ def make_plan(question: PlanInput, goal: SizeTarget) -> QuantPlan:
     if any(p.lossless for p in picks):  # more bytes would gain nothing here, and are not a fair comparison
         weights_limit = min(weights_limit, question.header_bytes + sum(padded(p.num_bytes) for p in picks))
     return _assemble(question, goal, _Outcome(picks, options, weights_limit, kv, chosen.gap))
-
-
-def _unquantizable_rows(model: ModelSpec) -> UnquantizableRows | None:
-    """The weights whose rows are a whole number of blocks of no type; None if all rows are."""
-    blocks = {BLOCK_SIZES[qtype][0] for qtype in GgmlType if qtype.traits.writable} - {1}
-    odd = [
-        tensor.row_values
-        for tensor in model.tensors
-        if allows_quantization(tensor) and all(tensor.row_values % block for block in blocks)
-    ]
-    return UnquantizableRows(len(odd), odd[0], min(blocks)) if odd else None
 
 
 def given_plan(question: PlanInput, goal: SizeTarget, types: Mapping[str, str]) -> QuantPlan:
