@@ -83,14 +83,14 @@ def _guarded(documents: "_Documents", tool: "Callable[..., Any]") -> "Callable[.
     from app.error_text import describe, exit_code
 
     @wraps(tool)
-    def run(*arguments: Any, **named: Any) -> Any:
+    def run(*arguments: Any, **options: Any) -> Any:
         connection = documents.connection
         try:
             try:
-                return tool(*arguments, **named)
+                return tool(*arguments, **options)
             except ServerUnreachable:
                 documents.connect_again(connection)
-                return tool(*arguments, **named)
+                return tool(*arguments, **options)
         except click.ClickException as error:
             raise ToolError(error.format_message()) from error
         except Exception as error:
