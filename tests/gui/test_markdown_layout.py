@@ -119,6 +119,21 @@ def test_the_frame_of_code_is_painted_whole_with_its_header_and_button(qtbot, th
     assert box.contains(button.geometry().center())
 
 
+def test_the_icons_of_code_follow_the_text_size(qtbot, theme):
+    view = MarkdownView(theme)
+    qtbot.addWidget(view)
+    view.fit_width(400)
+    view.set_markdown(BLOCKS["code"])
+    view.show()
+
+    def sides():
+        return {b.iconSize().width() for pair in view._buttons for b in pair}
+
+    assert sides() == {16}
+    theme.set("light", 150)
+    qtbot.waitUntil(lambda: sides() == {24})
+
+
 def test_code_that_is_taken_back_at_the_start_leaves_no_room(theme):
     view = MarkdownView(theme)
     view.fit_width(400)

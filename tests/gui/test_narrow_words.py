@@ -68,6 +68,10 @@ def test_a_long_name_is_cut_in_its_middle_and_its_tip_is_whole(qtbot):
     name.resize(900, 24)
     name.grab()
     assert name.toolTip() == ""
+    name.setToolTip("/home/me/engine")  # its own, which stays
+    name.resize(120, 24)
+    name.grab()
+    assert name.toolTip() == "/home/me/engine"
 
 
 def test_pulled_sides_are_kept_in_the_settings(qtbot, tmp_path):

@@ -39,6 +39,7 @@ from app.gui.code.terminal_panel import TerminalPanel
 from app.gui.code.transcript import Transcript
 from app.gui.reasons import error_message, known_text
 from app.gui.widgets.basics import (
+    ElidedLabel,
     EmptyState,
     IconButton,
     button,
@@ -73,7 +74,7 @@ class CodePage(QWidget):
         self._hinted = True
         self._chosen_session = ""  # the earlier session that is shown or being loaded
         self.banner = MovingToast(services.theme, self)
-        self.folder = label(self.tr("No folder is open"), "muted")  # the tooltip shows the whole path
+        self.folder = ElidedLabel(self.tr("No folder is open"), "muted")  # the tooltip shows the whole path
         self.folder.setMinimumWidth(_FEWEST_LETTERS * services.theme.tokens.body)
         self.model = ComboBox(self.tr("Model"))
         self.model.setMinimumWidth(200)

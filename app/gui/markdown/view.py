@@ -47,6 +47,7 @@ from app.gui.widgets.popups import Menu
 _OPENABLE = frozenset({"http", "https", "mailto"})
 _DIAGRAMS = frozenset({"mermaid", "plantuml", "graphviz", "dot"})  # languages rendered as diagrams elsewhere
 _COPIED_MS = 1500
+_ICON = 16  # side of the icons of code blocks at the normal text size
 _FORMULAS_MS = 100  # formulas that arrive within this time are shown together
 # A text that is larger than this, and slower to lay out than one frame, is laid out less often than text arrives.
 # Otherwise a list of thousands of items would block the window.
@@ -264,10 +265,12 @@ class MarkdownView(QTextBrowser):
             self._buttons.append((self._copy_button(number), more))
         unit = self._theme.tokens.unit
         side = round(CODE_HEADER_UNITS * unit) - unit // 2
+        icon = self._theme.tokens.scaled(_ICON)
         for buttons, code in zip(self._buttons[first:], codes[first:], strict=True):
             box = self._code_box(code)
             for place, button in enumerate(reversed(buttons), 1):
                 left = round(box.right()) - place * side - unit // 4
+                button.setIconSize(QSize(icon, icon))
                 button.setGeometry(left, round(box.top()) + unit // 4, side, side)
                 button.show()
         for number in [number for number in self._unwrapped if number >= len(codes)]:

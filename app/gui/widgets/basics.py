@@ -576,10 +576,11 @@ _FEWEST = 8  # minimum width in characters
 
 
 class ElidedLabel(QLabel):
-    """A label that is elided if too long. The full text stays available as tooltip and to screen readers."""
+    """A label that is elided if too long. Screen readers get the full text, and the tooltip shows it."""
 
     def __init__(self, text: str = "", kind: LabelKind = "") -> None:
         super().__init__(without_overrides(text))
+        self._tip = ""
         self.setTextFormat(Qt.TextFormat.PlainText)
         self.setProperty("kind", kind)
 
@@ -592,7 +593,8 @@ class ElidedLabel(QLabel):
         del event
         shown = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideMiddle, self.width())
         tip = self.text() if shown != self.text() else ""
-        if tip != self.toolTip():
+        if tip != self._tip == self.toolTip():  # a tooltip that was set for the label stays
+            self._tip = tip
             self.setToolTip(tip)
         painter = QPainter(self)
         painter.setPen(self.palette().color(self.foregroundRole()))
