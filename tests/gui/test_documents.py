@@ -4,7 +4,7 @@ import threading
 
 import msgspec
 import pytest
-from PySide6.QtWidgets import QProgressBar, QPushButton, QToolButton
+from PySide6.QtWidgets import QFileDialog, QProgressBar, QPushButton, QToolButton
 
 from app.answer_facts import facts_of
 from app.db.records import Conversation, Message
@@ -171,6 +171,13 @@ def test_a_folder_is_added_and_forgotten(services, collections, show, qtbot):
     page.add_folder("/home/ida/notes")
     sent = ("POST", "/tessera/v1/collections", {"name": "notes", "sources": ["/home/ida/notes"]})
     qtbot.waitUntil(lambda: sent in collections.requests)
+
+
+def test_a_closed_dialog_for_a_folder_is_deleted(services, collections, show, qtbot):
+    page = show(DocumentsPage(services))
+    page._choose()
+    page.findChild(QFileDialog).reject()
+    qtbot.waitUntil(lambda: page.findChild(QFileDialog) is None)
 
 
 def test_a_chat_asks_the_collection_that_is_chosen(services, collections, show, qtbot):

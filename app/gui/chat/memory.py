@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QDateTime, QLocale, Qt
-from PySide6.QtWidgets import QDialog, QFileDialog, QFrame, QLineEdit, QPushButton, QWidget
+from PySide6.QtWidgets import QDialog, QFrame, QLineEdit, QPushButton, QWidget
 
 from app.db import conversations, memories
 from app.db.memories import MAX_MEMORIES, MAX_MEMORY_CHARS, MemoryRefused
@@ -28,7 +28,7 @@ from app.gui.widgets.basics import (
     stack,
     when_released,
 )
-from app.gui.widgets.popups import ComboBox
+from app.gui.widgets.popups import ComboBox, file_dialog
 from devices.atomic_file import write_atomically
 
 _SETTING = "chat.memory"
@@ -180,11 +180,8 @@ class MemoryDialog(QDialog):
             control.setAutoDefault(False)  # Enter in a field must not press it
 
     def _choose_file(self) -> None:
-        dialog = QFileDialog(self, self.tr("Export the memory"), str(Path.home() / "tessera-memory.json"))
-        dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.fileSelected.connect(self._export)
-        dialog.open()
+        start = str(Path.home() / "tessera-memory.json")
+        file_dialog(self, self.tr("Export the memory"), self._export, start=start, saves=True)
 
     def _export(self, file: str) -> None:
         names = {folder.id: folder.name for folder in self._folders}

@@ -1,13 +1,13 @@
 """The form of a project: folder, instructions, model and tools."""
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QCheckBox, QDialog, QFileDialog, QLineEdit, QPlainTextEdit, QWidget
+from PySide6.QtWidgets import QCheckBox, QDialog, QLineEdit, QPlainTextEdit, QWidget
 
 from app.db.records import Folder
 from app.gui.app_context import AppContext
 from app.gui.chat.tools_panel import built_in_words
 from app.gui.widgets.basics import button, label, row, stack
-from app.gui.widgets.popups import ComboBox
+from app.gui.widgets.popups import ComboBox, file_dialog
 from app.tools.catalogue import Offered
 
 _WIDTH = 520
@@ -64,11 +64,8 @@ class ProjectDialog(QDialog):
         self.setLayout(column)
 
     def _choose(self) -> None:
-        dialog = QFileDialog(self, self.tr("Folder of the project"), self.path.text())
-        dialog.setFileMode(QFileDialog.FileMode.Directory)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.fileSelected.connect(self.path.setText)
-        dialog.open()
+        title = self.tr("Folder of the project")
+        file_dialog(self, title, self.path.setText, folder=True, start=self.path.text())
 
     def _save(self) -> None:
         if not self.name.text().strip():

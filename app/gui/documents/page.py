@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFileDialog, QFrame, QHBoxLayout, QProgressBar, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QProgressBar, QVBoxLayout, QWidget
 
 from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.reasons import answer_awaited, translated
 from app.gui.widgets.basics import Banner, EmptyState, Page, button, card, clear, label, row, when_released
+from app.gui.widgets.popups import file_dialog
 from devices.install_hints import add_part
 from engine.api.chat import REMOTE
 from engine.api.collections import Collection, CollectionChange, CollectionRequest
@@ -87,9 +88,7 @@ class DocumentsPage(Page):
         self._change(lambda: self._services.api.make_collection(request))
 
     def _choose(self) -> None:
-        dialog = QFileDialog(self, self.tr("Add a folder"), fileMode=QFileDialog.FileMode.Directory)
-        dialog.fileSelected.connect(self.add_folder)
-        dialog.open()
+        file_dialog(self, self.tr("Add a folder"), self.add_folder, folder=True)
 
     def _change(self, act: Callable[[], object]) -> None:
         self._services.ask(self.banner, act, lambda _: self.refresh())

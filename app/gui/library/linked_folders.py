@@ -4,13 +4,14 @@ from collections.abc import Callable
 from functools import partial
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QDialog, QFileDialog, QPushButton, QWidget
+from PySide6.QtWidgets import QDialog, QPushButton, QWidget
 
 from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.library.model_card import app_title
 from app.gui.reasons import error_message
 from app.gui.widgets.basics import Banner, ElidedLabel, button, clear, label, row, scrolled, stack, when_released
+from app.gui.widgets.popups import file_dialog
 from engine.api.hub import Folder
 from engine.api.library import Linked, LinkedFolder, Unlinked
 
@@ -89,11 +90,7 @@ class LinkedFoldersDialog(QDialog):
             self._rows.addWidget(_line(other.path, app_title(other.app), link))
 
     def _choose(self) -> None:
-        dialog = QFileDialog(self, self.tr("Link a folder of models"))
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.setFileMode(QFileDialog.FileMode.Directory)
-        dialog.fileSelected.connect(self._link)
-        dialog.open()
+        file_dialog(self, self.tr("Link a folder of models"), self._link, folder=True)
 
     def _link(self, path: str) -> None:
         def done(linked: Linked) -> None:

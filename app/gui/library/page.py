@@ -6,7 +6,6 @@ from pathlib import Path
 
 from PySide6.QtCore import QEvent, Qt, Signal
 from PySide6.QtWidgets import (
-    QFileDialog,
     QInputDialog,
     QTabWidget,
     QVBoxLayout,
@@ -38,7 +37,7 @@ from app.gui.widgets.basics import (
     stack,
     when_released,
 )
-from app.gui.widgets.popups import ComboBox, Menu
+from app.gui.widgets.popups import ComboBox, Menu, file_dialog
 from app.setting import SettingsError
 from engine.api.hub import Updates
 from engine.api.jobs import Job, JobKind, ModelMade, Quantized, result_of
@@ -359,13 +358,7 @@ class LibraryPage(Page):
 
     def _locate(self, model: str) -> None:
         """Let the user show where a model's file is now."""
-        dialog = QFileDialog(self, self.tr("Where is this model now?"))
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        if next((entry.folder for entry, _ in self._shown if entry.id == model), None):
-            dialog.setFileMode(QFileDialog.FileMode.Directory)
-        else:
-            dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
-            dialog.setNameFilter(self.tr("Models (*.gguf)"))
+        folder = any(entry.id == model and entry.folder for entry, _ in self._shown)
         api = self._services.api
 
         def done(_: object) -> None:
@@ -375,8 +368,10 @@ class LibraryPage(Page):
         def found(path: str) -> None:
             self._services.ask(self.banner, lambda: api.locate(model, path), done)
 
-        dialog.fileSelected.connect(found)
-        dialog.open()
+        self._open_dialog(self.tr("Where is this model now?"), found, folder=folder)
+
+    def _open_dialog(self, title: str, chosen: Callable[[str], object], *, folder: bool) -> None:
+        file_dialog(self, title, chosen, folder=folder, name_filter="" if folder else self.tr("Models (*.gguf)"))
 
     def _show_details(self, model: str) -> None:
         api = self._services.api
@@ -403,13 +398,7 @@ class LibraryPage(Page):
         menu.below(self._add)
 
     def _choose(self, *, folder: bool) -> None:
-        dialog = QFileDialog(self, self.tr("Add a model"))
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.setFileMode(QFileDialog.FileMode.Directory if folder else QFileDialog.FileMode.ExistingFile)
-        if not folder:
-            dialog.setNameFilter(self.tr("Models (*.gguf)"))
-        dialog.fileSelected.connect(self.offer)
-        dialog.open()
+        self._open_dialog(self.tr("Add a model"), self.offer, folder=folder)
 
     def _open_linked_folders(self) -> None:
         dialog = LinkedFoldersDialog(self._services, self.window())
@@ -418,9 +407,6 @@ class LibraryPage(Page):
 
     def choose_models_folder(self) -> None:
         """Let the user choose a folder for the models, and ask before they are moved there."""
-        dialog = QFileDialog(self, self.tr("Folder for the models"))
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.setFileMode(QFileDialog.FileMode.Directory)
 
         def chosen(path: str) -> None:
             def look() -> tuple[ModelsFolder, Path]:
@@ -430,8 +416,7 @@ class LibraryPage(Page):
 
             self._services.ask(self.banner, look, lambda answer: self._ask_to_move(*answer))
 
-        dialog.fileSelected.connect(chosen)
-        dialog.open()
+        file_dialog(self, self.tr("Folder for the models"), chosen, folder=True)
 
     def _ask_to_move(self, now: ModelsFolder, target: Path) -> None:
         api = self._services.api

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from PySide6.QtCore import QCoreApplication, QProcess, QRect, QStandardPaths, Qt, QTimer, QUrl
 from PySide6.QtGui import QDesktopServices, QPixmap, QTextBlockFormat, QTextCursor, QWheelEvent
-from PySide6.QtWidgets import QDialog, QFileDialog, QLabel, QMessageBox, QTextEdit, QWidget
+from PySide6.QtWidgets import QDialog, QLabel, QMessageBox, QTextEdit, QWidget
 
 from app.gui.markdown.document import CodeRange, write_code
 from app.gui.markdown.formats import Formats
 from app.gui.theme import Theme
 from app.gui.widgets.basics import button, label, row, stack
+from app.gui.widgets.popups import file_dialog
 from devices.atomic_file import write_atomically
 from devices.child_command import child_command
 
@@ -41,9 +42,6 @@ def is_page(code: CodeRange) -> bool:
 
 def save(code: CodeRange, parent: QWidget) -> None:
     """Ask for a file, then write the code to it."""
-    dialog = QFileDialog(parent, _tr("Save code"))
-    dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-    dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
     text = code.code + "\n"
 
     def write(name: str) -> None:
@@ -53,9 +51,7 @@ def save(code: CodeRange, parent: QWidget) -> None:
             words = _tr("The code could not be saved: {reason}").format(reason=error.strerror or error)
             _tell(words, parent)
 
-    dialog.fileSelected.connect(write)
-    dialog.selectFile(f"{_tr('code')}{ending(code.language)}")
-    dialog.open()
+    file_dialog(parent, _tr("Save code"), write, start=f"{_tr('code')}{ending(code.language)}", saves=True)
 
 
 def ending(language: str) -> str:

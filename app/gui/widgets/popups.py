@@ -1,4 +1,4 @@
-"""Menus and combo boxes with rounded corners and icons, and the toast that follows what is shown.
+"""Menus and combo boxes with rounded corners and icons, file dialogs, and the toast that follows what is shown.
 
 Corners are masked, because not every system supports translucent windows.
 """
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QPoint, QRect, QRectF, Qt, Signal
 from PySide6.QtGui import QAction, QColor, QCursor, QPainterPath, QPaintEvent, QRegion, QResizeEvent
-from PySide6.QtWidgets import QBoxLayout, QComboBox, QFrame, QMenu, QPlainTextEdit, QWidget
+from PySide6.QtWidgets import QBoxLayout, QComboBox, QFileDialog, QFrame, QMenu, QPlainTextEdit, QWidget
 from shiboken6 import isValid
 
 from app.gui.reasons import exact
@@ -123,6 +123,30 @@ class ComboBox(QComboBox):
             self._shadow = Shadow(self.view().window(), self.window(), _RADIUS)
         super().showPopup()
         round_corners(self.view().window(), _RADIUS)
+
+
+def file_dialog(
+    parent: QWidget,
+    title: str,
+    chosen: Callable[[str], object],
+    *,
+    folder: bool = False,
+    name_filter: str = "",
+    start: str = "",
+    saves: bool = False,
+) -> None:
+    """Let the user choose a file or a `folder`; with `saves` a new file, `start` is its proposed path."""
+    dialog = QFileDialog(parent, title, start)
+    dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+    if saves:
+        dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
+        dialog.selectFile(start)
+    else:
+        dialog.setFileMode(QFileDialog.FileMode.Directory if folder else QFileDialog.FileMode.ExistingFile)
+    if name_filter:
+        dialog.setNameFilter(name_filter)
+    dialog.fileSelected.connect(chosen)
+    dialog.open()
 
 
 def entries_of(box: QComboBox) -> list[tuple[str, Any]]:
