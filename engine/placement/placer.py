@@ -79,7 +79,7 @@ class Placer:
         exact: bool = False,
     ) -> Placement:
         """The placement of a load, with its energy. Raises: BadModelFile."""
-        placed = self._with_energy(model_id, self._placed(model_id, settings, overrides, exact=exact))
+        placed = self._with_energy(model_id, self.placement(model_id, settings, overrides, exact=exact))
         if placed.settings.external is not None or not onnx.is_folder(settings.path):
             return placed  # its steps have used the fallback
         return msgspec.structs.replace(placed, settings=remembered(self.history, model_id, placed.settings))
@@ -98,11 +98,6 @@ class Placer:
         formulas are used. The user's pin counts unless the overrides name a device.
         Raises: BadModelFile.
         """
-        return self._placed(model_id, settings, overrides, exact=exact)
-
-    def _placed(
-        self, model_id: str, settings: LoadSettings, overrides: PlacementLimits, *, exact: bool
-    ) -> Placement:
         external = kind_of(settings)
         if external is not None and external.place is not None:
             return place_external(settings, self.machine_now(), self.ledger, model_id)
