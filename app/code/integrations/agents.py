@@ -241,7 +241,7 @@ AIDER = Integration(
 
 
 def _pi_provider(endpoint: Endpoint) -> dict[str, Any]:
-    """The provider for pi, and for OpenClaw, which is built on it."""
+    """The provider in the form that pi and OpenClaw share."""
     model = {
         "id": endpoint.model,
         "name": f"{endpoint.model} (Tessera)",
