@@ -589,8 +589,7 @@ class ElidedLabel(QLabel):
         whole = super().minimumSizeHint()
         return QSize(min(whole.width(), _FEWEST * self.fontMetrics().averageCharWidth()), whole.height())
 
-    def paintEvent(self, event: QPaintEvent) -> None:
-        del event
+    def paintEvent(self, _event: QPaintEvent) -> None:
         shown = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideMiddle, self.width())
         tip = self.text() if shown != self.text() else ""
         if tip != self._tip == self.toolTip():  # a tooltip that was set for the label stays
@@ -598,5 +597,4 @@ class ElidedLabel(QLabel):
             self.setToolTip(tip)
         painter = QPainter(self)
         painter.setPen(self.palette().color(self.foregroundRole()))
-        left = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-        painter.drawText(self.rect(), QStyle.visualAlignment(self.layoutDirection(), left), shown)
+        painter.drawText(self.rect(), QStyle.visualAlignment(self.layoutDirection(), self.alignment()), shown)
