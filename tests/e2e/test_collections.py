@@ -358,7 +358,8 @@ def test_an_mcp_client_goes_on_after_a_restart_of_the_server(tmp_path):
     command, env = _mcp(running[0], "Notes")
     parameters = StdioServerParameters(command=command[0], args=command[1:], env=env, cwd=str(ROOT))
     try:
-        asyncio.run(asyncio.wait_for(_session(stdio_client(parameters), work), 90))
+        with (tmp_path / "stderr.txt").open("w", encoding="utf-8") as errors:  # its default may be closed by now
+            asyncio.run(asyncio.wait_for(_session(stdio_client(parameters, errlog=errors), work), 90))
     finally:
         running.pop().stop()
 
