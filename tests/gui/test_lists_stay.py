@@ -4,20 +4,23 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QCheckBox, QWidget
 
 from app.db import conversations
+from app.gui.chat.welcome import Welcome
 from app.gui.devices.page import DevicesPage
 from app.gui.library.hub_tab import HubTab
 from app.gui.quantize.page import FitPage
 from app.gui.widgets.basics import when_released
-from engine.api.hub import SearchResults
+from engine.api.hub import Proposal, SearchResults, Starters
 from engine.api.library import Models
 from engine.api.machine import PowerLimits, PowerState
+from tests.gui.fake_server import machine
 from tests.gui.hands import ask, press, settled, texts
-from tests.gui.wire import SPARK, hit, hub_option, hub_plan, sketch
+from tests.gui.wire import SPARK, hit, hub_option, hub_plan, sketch, starter
 
 
 def test_what_is_made_anew_waits_for_the_mouse(qtbot, monkeypatch):
@@ -31,6 +34,25 @@ def test_what_is_made_anew_waits_for_the_mouse(qtbot, monkeypatch):
     assert done == ["at once"]
     monkeypatch.setattr(QGuiApplication, "mouseButtons", lambda: Qt.MouseButton.NoButton)
     qtbot.waitUntil(lambda: done == ["at once", "later"])
+
+
+@pytest.mark.parametrize("page", [Welcome, HubTab])
+def test_a_recommendation_that_is_being_clicked_is_not_replaced(
+    qtbot, show, services, server, jobs, monkeypatch, page
+):
+    server.routes["GET", "/tessera/v1/devices"] = machine()
+    proposal = Proposal(starter=starter("small"), expected_bytes=5 << 30, expected_tok_s=7.25)
+    server.routes["GET", "/tessera/v1/hub/starters"] = Starters(proposals=(proposal,))
+    shown = show(Welcome(services) if page is Welcome else HubTab(services, jobs))
+    if page is HubTab:
+        shown.show_starters()
+    qtbot.waitUntil(lambda: "about 7.3 tokens/s" in texts(shown))
+    monkeypatch.setattr(QGuiApplication, "mouseButtons", lambda: Qt.MouseButton.LeftButton)
+    services.models.take_proposals(Starters(proposals=(replace(proposal, expected_tok_s=8.5),)))
+    qtbot.wait(50)
+    assert "about 7.3 tokens/s" in texts(shown)
+    monkeypatch.setattr(QGuiApplication, "mouseButtons", lambda: Qt.MouseButton.NoButton)
+    qtbot.waitUntil(lambda: "about 8.5 tokens/s" in texts(shown))
 
 
 @pytest.fixture

@@ -19,7 +19,17 @@ from app.gui.library.recommended import (
     size_of,
     want_words,
 )
-from app.gui.widgets.basics import button, card, clear, holding, label, reserve_scroll_bar, row, stack
+from app.gui.widgets.basics import (
+    button,
+    card,
+    clear,
+    holding,
+    label,
+    reserve_scroll_bar,
+    row,
+    stack,
+    when_released,
+)
 from app.gui.widgets.flow import Flow
 from app.suggestions import FOR_A_MODEL, FOR_THE_TOY
 from engine.api.machine import Machine
@@ -89,7 +99,7 @@ class Welcome(QScrollArea):
         self._show_kind()
         services.models.changed.connect(self._show_kind)
         services.models.reachable_changed.connect(lambda _: self._request_proposals())
-        services.models.proposals_changed.connect(self._show_proposals)
+        services.models.proposals_changed.connect(lambda: when_released(self, self._show_proposals))
 
     def showEvent(self, event: QShowEvent) -> None:
         """Request what this computer can run."""

@@ -114,7 +114,7 @@ class HubTab(QWidget):
         def show(answer: Starters) -> None:
             self._services.models.take_proposals(answer)
             if not self._shows_starters:
-                self._show_starters()
+                when_released(self, self._show_starters)
 
         check = self._services.checks_models
         self._request(lambda: self._services.api.starters(check=check), show, self.show_starters)
@@ -126,7 +126,7 @@ class HubTab(QWidget):
     def _on_proposals(self) -> None:
         """Show the new recommendations, unless the user looks at search results or at a repository."""
         if self._shows_starters:
-            self._show_starters()
+            when_released(self, lambda: self._show_starters() if self._shows_starters else None)
 
     def _show_starters(self) -> None:
         clear(self.results)
