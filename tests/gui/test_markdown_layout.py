@@ -132,6 +132,8 @@ def test_the_icons_of_code_follow_the_text_size(qtbot, theme):
     assert sides() == {16}
     theme.set("light", 150)
     qtbot.waitUntil(lambda: sides() == {24})
+    button = view._buttons[0][0]
+    assert button.height() >= 24 + 8, "the header has room for the icon and the space around it"
 
 
 def test_code_that_is_taken_back_at_the_start_leaves_no_room(theme):

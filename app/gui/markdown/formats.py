@@ -20,9 +20,14 @@ CELLS = QTextFormat.Property.UserProperty + 4  # a table as tab-separated values
 # Heading sizes relative to the body text. Measured by eye at 100 % and 200 %: visible but not too large.
 _HEADINGS = {1: 1.4, 2: 1.22, 3: 1.1}
 _FORMULA = 1.15  # STIX letters are smaller than Inter letters of the same size
-CODE_HEADER_UNITS = 4
+_CODE_HEADER = 32  # pixels at the normal text size
 CODE_PADDING_UNITS = 1.5
 INDENT_UNITS = 3  # indentation of a list
+
+
+def code_header(theme: Theme) -> int:
+    """The height of the header of a code block in pixels."""
+    return theme.tokens.scaled(_CODE_HEADER)
 
 
 class Formats:
@@ -79,7 +84,7 @@ class Formats:
     @property
     def code_top(self) -> float:
         """Space above the first line of a code block, for its header."""
-        return self.unit * (CODE_HEADER_UNITS + 0.5)
+        return code_header(self.theme) + 0.5 * self.unit
 
     @property
     def code_bottom(self) -> float:

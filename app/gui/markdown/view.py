@@ -37,7 +37,7 @@ from PySide6.QtWidgets import QFrame, QMessageBox, QSizePolicy, QTextBrowser, QT
 
 from app.gui.markdown import code_actions
 from app.gui.markdown.document import CodeRange, MarkdownDocument
-from app.gui.markdown.formats import CELLS, CODE_HEADER_UNITS, CODE_PADDING_UNITS, QUOTE, TABLE, Formats
+from app.gui.markdown.formats import CELLS, CODE_PADDING_UNITS, QUOTE, TABLE, Formats, code_header
 from app.gui.markdown.formula_object import OBJECT_LETTER, SOURCE
 from app.gui.markdown.parse import BREAK
 from app.gui.theme import Theme
@@ -207,7 +207,7 @@ class MarkdownView(QTextBrowser):
             painter.drawRoundedRect(box, tokens.radius, tokens.radius)
             painter.setPen(tokens.colour("muted"))
             painter.setFont(self._theme.font("small"))
-            header = QRectF(box.left() + 1.5 * tokens.unit, box.top(), box.width(), CODE_HEADER_UNITS * tokens.unit)
+            header = QRectF(box.left() + 1.5 * tokens.unit, box.top(), box.width(), code_header(self._theme))
             painter.drawText(header, Qt.AlignmentFlag.AlignVCenter, self.code_title(code))
         self._paint_quotes(painter, event.rect().top(), event.rect().bottom())
         painter.end()
@@ -246,7 +246,7 @@ class MarkdownView(QTextBrowser):
         unit = self._theme.tokens.unit
         first = layout.blockBoundingRect(document.findBlockByNumber(code.first))
         last = layout.blockBoundingRect(document.findBlockByNumber(code.last))
-        top = first.top() - CODE_HEADER_UNITS * unit
+        top = first.top() - code_header(self._theme)
         bottom = last.bottom() + CODE_PADDING_UNITS * unit
         return QRectF(QPointF(0.5, top + 0.5), QPointF(self.viewport().width() - 0.5, bottom - 0.5))
 
@@ -264,7 +264,7 @@ class MarkdownView(QTextBrowser):
             )
             self._buttons.append((self._copy_button(number), more))
         unit = self._theme.tokens.unit
-        side = round(CODE_HEADER_UNITS * unit) - unit // 2
+        side = code_header(self._theme) - unit // 2
         icon = self._theme.tokens.scaled(_ICON)
         for buttons, code in zip(self._buttons[first:], codes[first:], strict=True):
             box = self._code_box(code)
