@@ -4,7 +4,7 @@ import time
 
 import msgspec
 import pytest
-from PySide6.QtWidgets import QPushButton, QWidget
+from PySide6.QtWidgets import QPushButton, QScrollArea, QWidget
 
 from app.gui import formatted
 from app.gui.job_card import JobCard
@@ -408,6 +408,24 @@ def test_the_8_bit_cache_that_makes_room_for_32k_is_one_press_away(qtbot, servic
     press(dialog, "Use an 8-bit cache")
     assert dialog.choices.type_k == "q8_0"
     qtbot.waitUntil(lambda: not dialog.eight_bit.isVisible())
+
+
+@pytest.mark.parametrize("percent", [100, 200])
+def test_the_buttons_of_the_load_settings_are_reachable_on_a_low_screen(qtbot, services, server, percent):
+    services.theme.set("light", percent)
+    path = "/tessera/v1/models/spark/load-settings"
+    server.routes["GET", path] = ModelLoadSettings(id="spark", context_train=65536)
+    placed = placement(load={"n_ctx": 32768})
+    server.routes["GET", "/tessera/v1/models/spark/placement"] = PlacementAnswer(placement=placed)
+    desk = QWidget()
+    qtbot.addWidget(desk)
+    dialog = LoadDialog(services, "spark", "Spark", desk)
+    dialog.show()
+    bar = dialog.findChild(QScrollArea).verticalScrollBar()
+    qtbot.waitUntil(lambda: (bar.maximum() > 0) == (percent == 200))
+    assert dialog.height() < dialog.screen().availableGeometry().height()
+    bar.setValue(bar.maximum())
+    assert not dialog.load.visibleRegion().isEmpty()
 
 
 @pytest.mark.parametrize(("applies", "told"), [("when_idle", True), ("now", False)])

@@ -11,7 +11,7 @@ from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.devices.facts import part_shares
 from app.gui.reasons import error_message, translated
-from app.gui.widgets.basics import Banner, button, framed, holding, label, row, rule, stack
+from app.gui.widgets.basics import Banner, button, framed, holding, label, row, rule, scrolled, stack
 from app.gui.widgets.memory_bar import MemoryUse
 from app.gui.widgets.popups import ComboBox
 from engine.api.machine import PlacementAnswer
@@ -22,6 +22,7 @@ _DELAY_MS = 150
 _SMALLEST = 512
 _FIELD = 148  # width of a field in pixels
 _WIDTH = 560  # width of the dialog at the normal text size
+_FRAME = 96  # height of a window frame and of what a desktop keeps at the edges of the screen
 _UNKNOWN_TRAIN = 1 << 17  # the maximum context offered if the file does not state its training context
 _MOST_LAYERS, _MOST_THREADS, _MOST_PARALLEL = 512, 256, 64
 
@@ -112,22 +113,22 @@ class LoadDialog(QDialog):
         self.load = button(self.tr("Save and load"), lambda: self._save(self._load_now), "primary")
         save = button(self.tr("Save"), lambda: self._save(self.accept))
         self._waiting = (self.reset, save, self.load)  # disabled until the stored settings are loaded
-        self.setLayout(
-            stack(
-                label(title, "title", wrap=True),
-                self.banner,
-                head,
-                self.context,
-                rule(),
-                grid,
-                self.keep,
-                row(self.reset, 1),
-                note,
-                row(1, save, self.load),
-                spacing=12,
-                margins=(24, 24, 24, 24),
-            )
+        self._column = stack(
+            label(title, "title", wrap=True),
+            self.banner,
+            head,
+            self.context,
+            rule(),
+            grid,
+            self.keep,
+            row(self.reset, 1),
+            note,
+            row(1, save, self.load),
+            spacing=12,
+            margins=(24, 24, 24, 24),
         )
+        self._whole = stack(scrolled(self._column, title), spacing=0)
+        self.setLayout(self._whole)
         width = round(_WIDTH * max(1.0, self._services.theme.tokens.body / 14))  # wider for larger text
         self.setMinimumWidth(min(width, self.screen().availableGeometry().width() - 48))
 
@@ -235,10 +236,11 @@ class LoadDialog(QDialog):
         self._fit()
 
     def _fit(self) -> None:
-        layout = self.layout()
-        if layout is not None:
-            layout.activate()
-            self.setMinimumHeight(layout.totalHeightForWidth(self.width()))
+        """Show everything, or scroll if the screen is too low for it."""
+        self._column.activate()
+        most = self.screen().availableGeometry().height() - _FRAME
+        self.setMinimumHeight(min(self._column.totalHeightForWidth(self.width()), most))
+        self._whole.setGeometry(self.rect())  # in a resize event, Qt does not do this for the new height
 
     def _use_eight_bit(self) -> None:
         self.cache.setCurrentIndex(self.cache.findData(EIGHT_BIT))
