@@ -186,26 +186,26 @@ class DevicesPage(Page):
         line = row(label(name), label(self.tr(words), kind), 1)
         column = stack(line, spacing=4)
         if item.reason and item.state not in _TEXT_BY_STATE:
-            reason = formatted.without_ticks(known_text(self.tr(item.reason)))
+            reason = self._known(item.reason)
             column.addWidget(label(reason[:1].upper() + reason[1:], "small", wrap=True))
         if item.fix_hint:
-            column.addLayout(self._fix(known_text(self.tr(item.fix_hint))))
+            column.addLayout(self._fix(item.fix_hint))
         return column
 
     def _finding_card(self, finding: Finding) -> QFrame:
-        column = stack(
-            label(formatted.without_ticks(known_text(self.tr(finding.title))), "strong", wrap=True), spacing=4
-        )
+        column = stack(label(self._known(finding.title), "strong", wrap=True), spacing=4)
         if finding.detail:
-            column.addWidget(
-                label(formatted.without_ticks(known_text(self.tr(finding.detail))), "small", wrap=True)
-            )
+            column.addWidget(label(self._known(finding.detail), "small", wrap=True))
         if finding.fix:
-            column.addLayout(self._fix(known_text(self.tr(finding.fix))))
+            column.addLayout(self._fix(finding.fix))
         return card(column)
 
+    def _known(self, text: str) -> str:
+        """A text of the server in the window's language."""
+        return formatted.without_ticks(known_text(self.tr(text)))
+
     def _fix(self, text: str) -> QHBoxLayout:
-        text = formatted.without_ticks(text)
+        text = self._known(text)
         words = label(text, "", wrap=True, selectable=True)
         self._services.theme.dress(words, "small")
         copy = button(self.tr("Copy"), lambda: QGuiApplication.clipboard().setText(text), "link")

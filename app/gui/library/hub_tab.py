@@ -114,7 +114,7 @@ class HubTab(QWidget):
         def show(answer: Starters) -> None:
             self._services.models.take_proposals(answer)
             if not self._shows_starters:
-                when_released(self, self._show_starters)
+                self._show_starters()
 
         check = self._services.checks_models
         self._request(lambda: self._services.api.starters(check=check), show, self.show_starters)
