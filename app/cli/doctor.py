@@ -57,9 +57,10 @@ def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
     from engine.remotes import findings as remotes
     from engine.remotes.registry import RemoteRegistry
 
-    lacking = str(sandbox.missing() or "")
+    reason = sandbox.missing()
+    lacking = str(reason or "")
     title = "Commands of the coding agent run without a sandbox"
-    fix = "Install it with: apt install bubblewrap" if "not installed" in lacking else ""
+    fix = "Install it with: apt install bubblewrap" if reason is not None and reason.kind == "no_bubblewrap" else ""
     unboxed = (
         (Finding("no_sandbox", "advice", title, f"{lacking[:1].upper()}{lacking[1:]}.", fix),) if lacking else ()
     )
