@@ -54,7 +54,7 @@ def write_atomically(path: Path, raw: bytes, *, mode: int = 0o666, durable: bool
     power cut, which takes 10 ms; without it some file systems may leave an empty file. A cache does not need it.
     Raises: OSError.
     """
-    path = path.resolve() if path.is_symlink() else path
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path  # also of links in a circle
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(OSError):  # never readable by more people than the file that it replaces
         mode &= path.stat().st_mode & 0o777
