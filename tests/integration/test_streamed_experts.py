@@ -60,6 +60,15 @@ async def answers(runner):
     return found, (await runner.stats()).experts
 
 
+def decode_tokens(loaded, count):
+    """Compute this many tokens, one in each batch."""
+    batch = Batch(loaded)
+    for position in range(count):
+        batch.clear()
+        batch.add(position * 97 % 600, position, 0)
+        assert batch.decode() == 0
+
+
 def test_the_text_is_the_same_with_streamed_experts_and_memory_stays_within_bounds(mixture):
     least, whole = sizes(mixture)
     plain, nothing = with_runner(mixture, answers, **SETTINGS)
@@ -200,11 +209,7 @@ def test_the_next_layers_experts_are_predicted_by_its_own_router(tmp_path):
         patch.setattr(expert_cache, "Readers", Prompt)
         settings = LoadSettings(path=str(path), n_ctx=512, expert_bytes=sizes(path)[0], n_threads=1, **SETTINGS)
         loaded, experts = service.load(start_backends(), settings, lambda _: True, StartupTimer())
-        batch = Batch(loaded)
-        for position in range(60):
-            batch.clear()
-            batch.add(position * 97 % 600, position, 0)
-            assert batch.decode() == 0
+        decode_tokens(loaded, 60)
         experts.close()
         loaded.close()
     read, right = (sum(column) for column in zip(*seen, strict=True))
@@ -215,11 +220,7 @@ def test_the_next_layers_experts_are_predicted_by_its_own_router(tmp_path):
 def test_an_expert_that_a_late_reader_evicts_is_complete_when_it_is_needed_again(mixture):
     settings = LoadSettings(path=str(mixture), n_ctx=512, expert_bytes=sizes(mixture)[0], n_threads=1, **SETTINGS)
     loaded, experts = service.load(start_backends(), settings, lambda _: True, StartupTimer())
-    batch = Batch(loaded)
-    for position in range(20):
-        batch.clear()
-        batch.add(position * 97 % 600, position, 0)
-        assert batch.decode() == 0
+    decode_tokens(loaded, 20)
     stream = experts._stream
     pages, readers = stream._pages, stream._readers
     begun, proceed = threading.Event(), threading.Event()
