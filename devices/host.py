@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -154,15 +155,27 @@ def suspended(host: Host, address: str | None) -> bool:
 
 # One of Tessera's models adds one runnable thread per core.
 _BUSY_LOAD = 1.5
+# "0.20 0.18 0.12 1/80 11206": averages of 1, 5 and 15 minutes, threads that want to run now, and all. Linux only.
+_LOADAVG = Path("/proc/loadavg")
 
 
 def is_busy() -> bool:
     """Whether more threads want to run than there are cores, so that responses start late.
 
-    The load is the average of one minute. Windows has none.
+    The average of one minute must say so and, on Linux, this moment too: the average stays high for a minute after
+    a build has ended. Windows has neither.
     """
+    cores = os.cpu_count() or 1
     try:
-        load, _, _ = os.getloadavg()
+        load = os.getloadavg()[0]
     except (AttributeError, OSError):
         return False
-    return load > _BUSY_LOAD * (os.cpu_count() or 1)
+    return load > _BUSY_LOAD * cores and _runnable_now(cores + 1) > cores
+
+
+def _runnable_now(unknown: int) -> int:
+    """Threads that want to run at this moment, this one included; `unknown` where the system does not say."""
+    try:
+        return int(_LOADAVG.read_text("ascii").split()[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):
+        return unknown

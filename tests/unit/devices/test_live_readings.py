@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
+from devices import host as this_computer
 from devices.recording import FORMAT, RecordedHost
 from devices.sensors import NVIDIA_COMMAND, UsageSampler
 from devices.types import Device, DeviceUsage, Memory
@@ -52,6 +53,25 @@ def test_the_processor_is_busy_for_its_share_of_the_time_since_the_look_before(m
     assert sampler.live() == (DeviceUsage("cpu", "cpu", temperature_c=61.25),), "there is no look before the first"
     monkeypatch.setattr("psutil.cpu_times", lambda: Times(130, 960, 10, 20))
     assert sampler.live()[0].busy_frac == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("load", "runnable", "busy"),
+    [
+        (40.0, "1/300", False),  # a build has just ended
+        (40.0, "9/300", True),
+        (2.0, "9/300", False),  # many threads for a moment
+        (40.0, "", True),  # no such file: the average decides
+    ],
+)
+def test_other_programs_count_while_they_run_and_not_after(monkeypatch, tmp_path, load, runnable, busy):
+    path = tmp_path / "loadavg"
+    if runnable:
+        path.write_text(f"{load} 5.00 3.00 {runnable} 1234\n")
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 5.0, 3.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr(this_computer, "_LOADAVG", path)
+    assert this_computer.is_busy() is busy
 
 
 def test_power_is_the_growth_of_the_energy_counter():
