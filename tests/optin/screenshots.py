@@ -140,20 +140,9 @@ tides.py
 """
 # Pages with a picture in the documentation; `--only` takes the others too.
 SHOWN = (
-    "first-run",
-    "chat",
-    "code",
-    "documents",
-    "library",
-    "find",
-    "fit",
-    "devices",
-    "power",
-    "bench",
-    "connect",
-    "server",
-    "tools",
-)
+    "first-run", "chat", "code", "documents", "library", "find", "fit", "devices", "power", "bench", "connect",
+    "server", "tools",
+)  # fmt: skip
 STYLES = (("light", 1), ("dark", 1), ("light", 2), ("dark", 2))
 QUESTIONS = [suggestion.question for suggestion in FOR_A_MODEL[::2]]
 WAIT_S = 300
@@ -339,10 +328,9 @@ class Camera:
 
     def compare(self):
         """The demo and a smaller version of itself, made here."""
-        for dialog in self.window.findChildren(QDialog):
-            dialog.close()
         from engine.api.quantizing import QuantizeOptions
 
+        self.close_dialogs()
         overrides = {"model": "spark", "tier": "instant", "budget_bytes": 4_500_000}
         before = len(self.services.models.choices)
         self.services.api.quantize(QuantizeOptions(**overrides))
