@@ -357,9 +357,8 @@ def sound_device(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Reas
         reason = because("wrong_results_of", **reason.values, operations=verdict.operations)
     load.placement = load.moved(fallback.settings)
     load.add_reasons(reason)
-    death = load.history.death(death_key(load.owner, fallback.settings, load.machine))
-    if death is not None and death.concerns(fallback.settings):
-        load.add_reasons(because("died_reading", tokens=death.depth))
+    if fallback.death_depth:
+        load.add_reasons(because("died_reading", tokens=fallback.death_depth))
     return fallback.settings, reason
 
 
@@ -503,14 +502,14 @@ def sound(
     """
     rules = stores.fault_rules.now()
     for fallback in sound_fallbacks(settings, machine) if settings.devices else []:
-        tried, _ = after_deaths(stores.history, model_id, fallback.settings, machine)
+        tried, depth = after_deaths(stores.history, model_id, fallback.settings, machine)
         changed, _ = applied(rules, shape, machine, tried)
         is_other = changed.devices != settings.devices
         if is_other and refusing(rules, shape, machine, changed) is not None:
             continue
         verdict = stores.checks.verdict(changed, shape, machine)
         if verdict is None or not verdict.wrong:
-            return msgspec.structs.replace(fallback, settings=changed)
+            return msgspec.structs.replace(fallback, settings=changed, death_depth=depth)
     return None
 
 

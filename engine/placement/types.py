@@ -301,10 +301,14 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fallback(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings to try after a failure; `change` describes what they change."""
+    """Settings to try after a failure; `change` describes what they change.
+
+    `death_depth` is the depth in tokens at which a runner died with settings on the way to these; 0 if none did.
+    """
 
     settings: LoadSettings
     change: Reason
+    death_depth: int = 0
 
 
 class WrongAnswers(msgspec.Struct, frozen=True, kw_only=True):

@@ -407,6 +407,18 @@ def test_a_death_on_the_device_that_a_wrong_one_led_to_is_known_at_the_next_load
     assert placed(machine, **options).settings.devices == ()
 
 
+def test_a_death_that_leads_from_a_wrong_device_to_the_processor_is_a_reason_too(placed, path):
+    machine, shape = with_rocm(HALO), read_shape(path)
+    options = {"overrides": PlacementLimits(device="vulkan")}
+    while (first := placed(machine, **options).settings).devices == ("Vulkan0",):
+        placed.resources.checks.record(first, shape, machine, DIFFERENT, "it differs")
+    on_cpu = {"devices": [], "n_gpu_layers": 0}
+    placed.resources.history.record_death(death_key("", first, machine), 4096, on_cpu)
+    found = placed(machine, **options)
+    assert found.settings.devices == ()
+    assert words(found).count("a runner died here at 4096 tokens") == 1
+
+
 @pytest.mark.parametrize("is_wrong", [False, True])
 def test_no_settings_with_which_a_runner_died_are_loaded_again_after_restarts(placed, path, after_death, is_wrong):
     machine, shape, dead = with_rocm(HALO), read_shape(path), []
