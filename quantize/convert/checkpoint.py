@@ -24,7 +24,8 @@ _MAX_TOKENIZER_BYTES = 96 * 1024 * 1024
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F32": np.dtype("<f4"), "I32": np.dtype("<i4"),
     "I64": np.dtype("<i8"), "I8": np.dtype("i1"), "U8": np.dtype("u1"), "F8_E4M3": np.dtype("u1"),
-    "F8_E5M2": np.dtype("u1"), "F8_E8M0": np.dtype("u1"),
+    "F8_E5M2": np.dtype("u1"), "F8_E4M3FNUZ": np.dtype("u1"), "F8_E5M2FNUZ": np.dtype("u1"),
+    "F8_E8M0": np.dtype("u1"),
 }  # fmt: skip
 
 

@@ -158,7 +158,8 @@ def _plain(
         for chunk in source.chunks(full, total):
             yield to_f32(chunk) + np.float32(1) if shift else chunk
 
-    return OutTensor(target, tuple(reversed(shape)), chunks, keep_f32=_wants_f32(target, shape))
+    wants_f32, dtypes = _wants_f32(target, shape), frozenset({info.dtype})
+    return OutTensor(target, tuple(reversed(shape)), chunks, keep_f32=wants_f32, dtypes=dtypes)
 
 
 def _interleaved(source: Checkpoint, full: str, target: str, heads: int) -> OutTensor:
@@ -179,7 +180,8 @@ def _interleaved(source: Checkpoint, full: str, target: str, heads: int) -> OutT
             halves = chunk.reshape(-1, 2, size // 2, chunk.shape[1])
             yield halves.swapaxes(1, 2).reshape(chunk.shape)
 
-    return OutTensor(target, tuple(reversed(info.shape)), chunks, keep_f32=_wants_f32(target, info.shape))
+    wants_f32, dtypes = _wants_f32(target, info.shape), frozenset({info.dtype})
+    return OutTensor(target, tuple(reversed(info.shape)), chunks, keep_f32=wants_f32, dtypes=dtypes)
 
 
 def _stacked(source: Checkpoint, layer: int, part: str, members: dict[int, str], rules: Rules) -> OutTensor:
@@ -202,7 +204,8 @@ def _stacked(source: Checkpoint, layer: int, part: str, members: dict[int, str],
         for name in ordered:
             yield from source.chunks(name, shape[0])
 
-    return OutTensor(f"blk.{layer}.{target}.weight", (*reversed(shape), rules.num_experts), chunks)
+    dtypes = frozenset(source.info(name).dtype for name in ordered)
+    return OutTensor(f"blk.{layer}.{target}.weight", (*reversed(shape), rules.num_experts), chunks, dtypes=dtypes)
 
 
 def _wants_f32(target: str, shape: tuple[int, ...]) -> bool:

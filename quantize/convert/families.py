@@ -105,7 +105,8 @@ def _tensor(source: Checkpoint, full: str, name: str) -> OutTensor:
     def chunks() -> Iterator[Array]:
         yield from source.chunks(full, rows)
 
-    return OutTensor(name, tuple(reversed(info.shape)), chunks, keep_f32=len(info.shape) == 1 or name in _ADDED)
+    wants_f32, dtypes = len(info.shape) == 1 or name in _ADDED, frozenset({info.dtype})
+    return OutTensor(name, tuple(reversed(info.shape)), chunks, keep_f32=wants_f32, dtypes=dtypes)
 
 
 def _check(source: Checkpoint, config: Config, names: set[str], *, ranks: bool) -> None:

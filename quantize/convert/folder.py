@@ -37,6 +37,7 @@ from quantize.types import FloatType, ModelSpec, TensorSpec
 
 # llama.cpp's file type numbers for files that are mostly of one float type.
 _FILE_TYPES = {GgmlType.F32: 0, GgmlType.F16: 1, GgmlType.BF16: 32}
+_HALVES = frozenset({"F16", "BF16"})
 _QUANTIZATION_VERSION = 2  # Source: ggml.h, GGML_QNT_VERSION
 
 
@@ -90,10 +91,11 @@ def convert(request: ConvertRequest, send: Step) -> ConversionResult:
         recipe, pre = _complete_recipe(source)
         header(recipe.metadata, [])  # detect errors in the metadata before writing the tensors
     qtype = _float_type(source, request.float_type)
-    _check_header(source, recipe, qtype, request.out)
+    _check_header(source, recipe, _slots(recipe, qtype, request.float_type), request.out)
     while True:
         try:
-            size = _write(source, recipe, qtype, request.out, send)
+            recipe.metadata.put("general.file_type", _FILE_TYPES[qtype])
+            size = _write(source, recipe, _slots(recipe, qtype, request.float_type), request.out, send)
             break
         except _Overflow as overflow:
             request.out.unlink(missing_ok=True)
@@ -120,7 +122,7 @@ def prepare(request: ConvertRequest, send: Step) -> Prepared:
     with _described_by(source.folder):
         recipe, _ = _complete_recipe(source)
         qtype = _float_type(source, request.float_type)
-        slots = [_slot(t, qtype) for t in recipe.tensors]
+        slots = _slots(recipe, qtype, request.float_type)
         recipe.metadata.put("general.file_type", _FILE_TYPES[qtype])
         raw = header(recipe.metadata, slots)
         config = text_config(source.config)
@@ -148,12 +150,11 @@ def _write_header(path: Path, raw: bytes, slots: list[TensorSlot]) -> None:
         out.truncate(file_bytes(len(raw), slots))
 
 
-def _check_header(source: Checkpoint, recipe: Recipe, qtype: GgmlType, out: Path) -> None:
+def _check_header(source: Checkpoint, recipe: Recipe, slots: list[TensorSlot], out: Path) -> None:
     """Let llama.cpp load the header before the weights are written. `out` does not exist afterwards.
 
     Raises: DiskFull. BadFile: no model has these weights and this config.json, usually because sizes differ.
     """
-    slots = [_slot(t, qtype) for t in recipe.tensors]
     raw = header(recipe.metadata, slots)
     require_disk(out.parent, file_bytes(len(raw), slots))
     try:
@@ -260,8 +261,16 @@ def _float_type(source: Checkpoint, requested: FloatType) -> GgmlType:
     return GgmlType.BF16 if max(sizes, key=lambda d: sizes[d], default="F16") == "BF16" else GgmlType.F16
 
 
-def _slot(tensor: OutTensor, qtype: GgmlType) -> TensorSlot:
-    return TensorSlot(tensor.name, tensor.shape, GgmlType.F32 if tensor.keep_f32 else qtype)
+def _slots(recipe: Recipe, qtype: GgmlType, requested: FloatType) -> list[TensorSlot]:
+    """The tensors to write. With "auto" a tensor in 16 bits keeps its type: BF16 rounds F16, F16 has less range."""
+
+    def stored(tensor: OutTensor) -> GgmlType:
+        if tensor.keep_f32 or (requested == "auto" and tensor.dtypes >= _HALVES):
+            return GgmlType.F32  # experts in both types
+        own = requested == "auto" and len(tensor.dtypes) == 1 and tensor.dtypes <= _HALVES
+        return GgmlType[next(iter(tensor.dtypes))] if own else qtype
+
+    return [TensorSlot(t.name, t.shape, stored(t)) for t in recipe.tensors]
 
 
 class _Overflow(Exception):
@@ -269,9 +278,7 @@ class _Overflow(Exception):
         self.tensor = tensor
 
 
-def _write(source: Checkpoint, recipe: Recipe, qtype: GgmlType, out: Path, send: Step) -> int:
-    recipe.metadata.put("general.file_type", _FILE_TYPES[qtype])
-    slots = [_slot(t, qtype) for t in recipe.tensors]
+def _write(source: Checkpoint, recipe: Recipe, slots: list[TensorSlot], out: Path, send: Step) -> int:
     total = float(sum(s.num_bytes for s in slots))
     done = 0.0
     writer = GgufWriter(out, recipe.metadata, slots)

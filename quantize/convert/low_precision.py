@@ -1,8 +1,8 @@
 """Weights that a folder stores in few bits, expanded to the floats that the format's own library computes.
 
-FP8 (one scale for the tensor, a row or a block), MXFP4, NVFP4, integers of compressed-tensors, GPTQ, AWQ and
-bitsandbytes. Values are multiplied in float32 and rounded once to the type that the library returns, so that they
-are the library's to the last bit.
+FP8 (one scale for the tensor, a row or a block, or none), MXFP4, NVFP4, integers of compressed-tensors, GPTQ, AWQ
+and bitsandbytes. Values are multiplied in float32 and rounded once to the type that the library returns, so that
+they are the library's to the last bit.
 
 Sources: transformers, integrations/finegrained_fp8.py; compressed_tensors, quantization/lifecycle/forward.py and
 compressors; gptqmodel, nn_modules/qlinear/__init__.py; awq, utils/packing_utils.py; bitsandbytes, functional.py;
@@ -10,7 +10,7 @@ NVIDIA ModelOpt, torch/quantization/qtensor/nvfp4_tensor.py.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -46,16 +46,18 @@ _CACHE_SCALES: Final = (".k_scale", ".v_scale", ".q_scale", ".k_proj.output_scal
 _MODULE_ENDINGS: Final = {"weight_packed", "qweight"}  # stored in place of `weight`
 
 
-def fp8_values(exponent_bits: int, bias: int, *, finite: bool) -> Floats:
-    """The 256 values of an 8-bit float; if `finite`, only the largest code of each sign is NaN."""
+def fp8_values(exponent_bits: int, bias: int, nan: Literal["like F32", "largest", "minus zero"]) -> Floats:
+    """The 256 values of an 8-bit float; `nan` is where NaN is. Only "like F32" also has infinity."""
     fraction_bits = 7 - exponent_bits
     codes = np.arange(256)
     exponents, fractions = codes >> fraction_bits & (1 << exponent_bits) - 1, codes & (1 << fraction_bits) - 1
     normal = np.ldexp(1 + fractions / (1 << fraction_bits), exponents - bias)
     small = np.ldexp(fractions / (1 << fraction_bits), 1 - bias)
     values = np.where(exponents > 0, normal, small)
-    if finite:
+    if nan == "largest":
         values[codes & 127 == 127] = np.nan
+    elif nan == "minus zero":
+        values[codes == 128] = np.nan
     else:
         top = exponents == (1 << exponent_bits) - 1
         values[top] = np.where(fractions[top] == 0, np.inf, np.nan)
@@ -63,9 +65,12 @@ def fp8_values(exponent_bits: int, bias: int, *, finite: bool) -> Floats:
     return signed
 
 
-_E4M3: Final = fp8_values(4, 7, finite=True)
-_E5M2: Final = fp8_values(5, 15, finite=False)
-_TABLES: Final = {"F8_E4M3": _E4M3, "F8_E5M2": _E5M2}
+_TABLES: Final = {
+    "F8_E4M3": fp8_values(4, 7, "largest"),
+    "F8_E5M2": fp8_values(5, 15, "like F32"),
+    "F8_E4M3FNUZ": fp8_values(4, 8, "minus zero"),
+    "F8_E5M2FNUZ": fp8_values(5, 16, "minus zero"),
+}
 FLOAT_DTYPES: Final = ("F32", "F16", "BF16")
 
 
@@ -131,6 +136,9 @@ def packed_weights(
     settings = next((settings for settings in stated if settings and isinstance(settings, dict)), {})
     folder = _Folder(where, tensors, settings, _float_dtype(config), read)
     _check_transforms(folder)
+    if _is_cast(folder):
+        cast = {name: _cast(folder, info) for name, info in tensors.items() if info.dtype in _TABLES}
+        return cast, frozenset(cast)
     weights: dict[str, Packed] = {}
     used: set[str] = set()
     for name, info in tensors.items():
@@ -207,6 +215,19 @@ def _is_awq(folder: _Folder, base: str, name: str) -> bool:
 
 
 # Floats of 8 and 4 bits.
+
+
+def _is_cast(folder: _Folder) -> bool:
+    """Whether 8-bit floats are the weights themselves: the folder has neither settings nor scales."""
+    stored = {info.dtype for info in folder.tensors.values()}
+    return bool(stored & _TABLES.keys()) and not folder.settings and not any("scale" in n for n in folder.tensors)
+
+
+def _cast(folder: _Folder, info: SafetensorInfo) -> Packed:
+    """A tensor of any shape whose codes are its values; F16 and BF16 represent all of them."""
+    table = _TABLES[info.dtype]
+    weight = folder.packed(info.name, info.shape, "", "FP8", lambda part: table[folder.read(info.name, part)])
+    return msgspec.structs.replace(weight, info=msgspec.structs.replace(weight.info, name=info.name))
 
 
 def _fp8(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed:

@@ -40,13 +40,15 @@ class OutTensor:
     """A tensor to write: `shape` in ggml order; `chunks` yields its rows in order.
 
     Chunks are (rows, shape[0]) arrays of float16, float32 or bfloat16 bits in uint16. `keep_f32` marks norms,
-    biases and routers, which llama.cpp requires in float32.
+    biases and routers, which llama.cpp requires in float32. `dtypes` are the float types of its values in the
+    folder.
     """
 
     name: str
     shape: tuple[int, ...]
     chunks: Callable[[], Iterator[Array]] = field(repr=False)
     keep_f32: bool = False
+    dtypes: frozenset[str] = frozenset()
 
 
 @dataclass

@@ -95,6 +95,14 @@ def fp8(kind: torch.dtype, scales: tuple[int, ...]) -> Made:
     return {f"{BASE}.{k}": v for k, v in tensors.items()}, settings, read.to(torch.bfloat16)
 
 
+def cast(kind: torch.dtype) -> Made:
+    """Every code that is a number, stored without scales, as torch reads it."""
+    codes = torch.arange(256, dtype=torch.uint8).repeat(ROWS * COLUMNS // 256).reshape(ROWS, COLUMNS)
+    is_number = torch.isfinite(codes.view(kind).float())
+    stored = torch.where(is_number, codes, torch.zeros_like(codes)).view(kind)
+    return {f"{BASE}.weight": stored}, {}, stored.to(torch.bfloat16)
+
+
 def words(*shape: int) -> torch.Tensor:
     """Packed integers of every value."""
     return torch.randint(-(1 << 31), 1 << 31, shape, dtype=torch.int64).to(torch.int32)
@@ -215,6 +223,10 @@ KINDS: dict[str, Callable[[], Made]] = {
     "FP8 E5M2, blocks": lambda: fp8(torch.float8_e5m2, (ROWS // 128, COLUMNS // 128)),
     "FP8 E4M3, one scale": lambda: fp8(torch.float8_e4m3fn, ()),
     "FP8 E4M3, rows": lambda: fp8(torch.float8_e4m3fn, (ROWS, 1)),
+    "FP8 E4M3, cast": lambda: cast(torch.float8_e4m3fn),
+    "FP8 E5M2, cast": lambda: cast(torch.float8_e5m2),
+    "FP8 E4M3FNUZ, cast": lambda: cast(torch.float8_e4m3fnuz),
+    "FP8 E5M2FNUZ, cast": lambda: cast(torch.float8_e5m2fnuz),
     "GPTQ, 4 bits": lambda: gptq("gptq", 4),
     "GPTQ, 4 bits, sorted columns": lambda: gptq("gptq", 4, is_sorted=True),
     "GPTQ, 8 bits": lambda: gptq("gptq", 8),

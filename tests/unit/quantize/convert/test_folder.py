@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from engine.core.errors import reason_for
+from quantize.convert.checkpoint import bf16_to_f32, f32_to_bf16
 from quantize.convert.folder import ConvertRequest, convert, prepare
 from quantize.errors import BadFile, BadWeights, DiskFull, IncompleteFile, MissingParts, UnsupportedModel
 from quantize.files.gguf_file import read_gguf
+from quantize.native.source_weights import SourceWeights
 from quantize.plan.speed import model_spec
+from tests.support.models.small_folder import with_experts
 
 SPARK_HF = Path("tests/data/spark-hf")
 SPARK = Path("assets/models/spark-f16.gguf")
@@ -116,6 +119,46 @@ def test_values_beyond_f16_make_the_file_bf16(tmp_path, folder):
     assert "blk.2.ffn_up.weight" in done.notes[0]
     with pytest.raises(BadWeights, match=r"blk\.2\.ffn_up\.weight"):
         run(folder, tmp_path / "f16.gguf", float_type="F16")
+
+
+@pytest.mark.native
+def test_bf16_tensors_in_a_folder_of_f16_keep_values_that_f16_cannot_hold(tmp_path, folder):
+    expected = {}
+
+    def scaled(tensors):
+        for name, factor in (("down_proj", 1e-6), ("up_proj", 1e6)):
+            values = f32_to_bf16(tensors[f"model.layers.2.mlp.{name}.weight"].astype(np.float32) * factor)
+            tensors[f"model.layers.2.mlp.{name}.weight"] = values
+            expected[f"blk.2.ffn_{name.removesuffix('_proj')}.weight"] = bf16_to_f32(values)
+
+    rewrite(folder, scaled)
+    done = run(folder, tmp_path / "out.gguf")
+    assert (done.float_type, done.notes) == ("F16", ())
+    made = SourceWeights(tmp_path / "out.gguf")
+    for name, values in expected.items():
+        assert np.array_equal(made.rows(name), values), name
+    assert made.source_qtype("blk.1.ffn_up.weight") == "F16"
+
+
+@pytest.mark.native
+def test_a_stack_of_experts_in_two_16_bit_types_is_written_in_f32(tmp_path):
+    folder, expected = with_experts(tmp_path / "model"), []
+
+    def second(tensors):
+        for name in [n for n in tensors if n.startswith("model.layers.0.") and n.endswith("up_proj.weight")]:
+            values = tensors[name].astype(np.float32)
+            if ".experts.1." in name:
+                tensors[name] = f32_to_bf16(values)
+                values = bf16_to_f32(tensors[name])
+            expected.append(values)
+
+    rewrite(folder, second)
+    run(folder, tmp_path / "out.gguf")
+    made = SourceWeights(tmp_path / "out.gguf")
+    assert made.source_qtype("blk.0.ffn_up_exps.weight") == "F32"
+    assert made.source_qtype("blk.0.ffn_gate_exps.weight") == "F16"
+    for expert, values in enumerate(expected):
+        assert np.array_equal(made.rows("blk.0.ffn_up_exps.weight", expert), values)
 
 
 @pytest.mark.native

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from quantize.convert.checkpoint import Checkpoint, bf16_to_f32, f32_to_bf16
-from quantize.convert.folder import ConvertRequest, convert
+from quantize.convert.folder import ConvertRequest, convert, prepare
 from quantize.errors import BadFile, BadWeights, UnsupportedModel
-from quantize.gptq.exact import ExactRequest, find_exact_types
+from quantize.ggml_types import GgmlType
+from quantize.gptq.exact import ExactRequest, find_exact_types, pack_exactly
 from quantize.native.source_weights import SourceWeights
 
 SPARK_HF = Path("tests/data/spark-hf")
@@ -56,6 +57,23 @@ def e2m1(code: int) -> float:
     return -FP4[code & 7] if code & 8 else FP4[code]
 
 
+def small_float(code: int, exponent_bits: int, bias: int) -> float:
+    """The value of an 8-bit float that is neither NaN nor infinite."""
+    fraction_bits = 7 - exponent_bits
+    exponent, fraction = (code & 127) >> fraction_bits, code & (1 << fraction_bits) - 1
+    whole = fraction / (1 << fraction_bits) + (1 if exponent else 0)
+    return (-1.0 if code & 128 else 1.0) * whole * 2.0 ** (max(exponent, 1) - bias)
+
+
+# The format of an 8-bit float: bits of its exponent, bias, codes that are no number.
+SMALL_FLOATS = {
+    "F8_E4M3": (4, 7, {127, 255}),
+    "F8_E5M2": (5, 15, {*range(124, 128), *range(252, 256)}),
+    "F8_E4M3FNUZ": (4, 8, {128}),
+    "F8_E5M2FNUZ": (5, 16, {128}),
+}
+
+
 def each(value) -> np.ndarray:
     return np.array([[value(r, c) for c in range(COLUMNS)] for r in range(ROWS)], np.float32)
 
@@ -78,6 +96,19 @@ def fp8(scale_name: str, shape: tuple[int, ...], settings: dict, of):
     tensors: Stored = {f"{BASE}.weight": ("F8_E4M3", codes), f"{BASE}.{scale_name}": ("F32", scales)}
     value = each(lambda r, c: np.float32(e4m3(int(codes[r, c]))) * np.float32(of(scales, r, c)))
     return tensors, settings, "BF16", value
+
+
+def cast(dtype: str, *, scaled: bool = False):
+    """Codes of every value of the type, without any scale unless `scaled`."""
+    exponent_bits, bias, others = SMALL_FLOATS[dtype]
+    codes = rng().choice([c for c in range(256) if c not in others], (ROWS, COLUMNS)).astype(np.uint8)
+    tensors: Stored = {f"{BASE}.weight": (dtype, codes)}
+    scale = np.float32(1)
+    if scaled:
+        scale = np.float32(0.0137)
+        tensors[f"{BASE}.weight_scale"] = ("F32", np.array([scale]))
+    value = each(lambda r, c: np.float32(small_float(int(codes[r, c]), exponent_bits, bias)) * scale)
+    return tensors, {"quant_method": "fp8"} if scaled else {}, "BF16", value
 
 
 def compressed_integers(*, zero_points: bool, in_order: bool):
@@ -228,6 +259,9 @@ FORMATS = {
     "FP8, one scale": lambda: fp8("weight_scale", (1,), {"quant_method": "modelopt"}, lambda s, r, c: s[0]),
     "FP8, a scale without shape": lambda: fp8("weight_scale", (), {}, lambda s, r, c: s),
     "FP8, rows": lambda: fp8("weight_scale", (ROWS, 1), {"quant_method": "fbgemm_fp8"}, lambda s, r, c: s[r, 0]),
+    "FP8, E5M2, one scale": lambda: cast("F8_E5M2", scaled=True),
+    "FP8, E4M3FNUZ, one scale": lambda: cast("F8_E4M3FNUZ", scaled=True),
+    "FP8, E5M2FNUZ, one scale": lambda: cast("F8_E5M2FNUZ", scaled=True),
     "compressed-tensors, 4 bits": lambda: compressed_integers(zero_points=False, in_order=True),
     "compressed-tensors, 4 bits, zero points": lambda: compressed_integers(zero_points=True, in_order=True),
     "compressed-tensors, 4 bits, sorted columns": lambda: compressed_integers(zero_points=False, in_order=False),
@@ -280,6 +314,38 @@ def test_every_value_is_the_librarys(kind, tmp_path):
     parts = np.concatenate([source.rows(f"{BASE}.weight", a, b) for a, b in ((0, 5), (5, 33), (33, ROWS))])
     assert np.array_equal(parts.view(np.uint16), wanted.view(np.uint16))
     assert sum(source.formats.values()) == 1
+
+
+@pytest.mark.parametrize("dtype", SMALL_FLOATS)
+@pytest.mark.parametrize("stated", ["bfloat16", "float16", "float32", "float8_e4m3fn", None])
+def test_weights_cast_to_8_bit_floats_are_the_stored_values(stated, dtype, tmp_path):
+    """Uploads without scales and without settings; norms and biases are cast too."""
+    tensors, _, _, value = cast(dtype)
+    code = next(c for c in range(128) if small_float(c, *SMALL_FLOATS[dtype][:2]) == 1.25)
+    tensors["model.norm.weight"] = (dtype, np.full(COLUMNS, code, np.uint8))
+    tensors[f"{BASE}.bias"] = (dtype, np.full(ROWS, code, np.uint8))
+    tensors["lm_head.weight"] = ("F16", np.ones((4, COLUMNS), np.float16))
+    source = Checkpoint(write(tmp_path / "model", tensors, {"torch_dtype": stated} if stated else {}))
+    assert sorted(source.names) == sorted(tensors)
+
+    def floats(name, rows):
+        found = source.rows(name, 0, rows)
+        return bf16_to_f32(found) if found.dtype == np.uint16 else found.astype(np.float32)
+
+    assert np.array_equal(floats(f"{BASE}.weight", ROWS), value)
+    assert (floats("model.norm.weight", 1) == 1.25).all()
+    assert floats(f"{BASE}.bias", 1).tolist() == [[1.25] * ROWS]
+    assert source.info(f"{BASE}.bias").shape == (ROWS,)
+    assert source.formats == {"FP8": 3}
+
+
+@pytest.mark.parametrize("name", ["weight_scale", "scale_weight", "input_scale"])
+def test_8_bit_floats_with_scales_elsewhere_are_not_taken_as_they_are(name, tmp_path):
+    tensors, _, _, _ = cast("F8_E4M3")
+    tensors[f"model.layers.1.self_attn.q_proj.{name}"] = ("F32", np.ones(1, np.float32))
+    source = Checkpoint(write(tmp_path / "model", tensors, {}))
+    with pytest.raises(BadWeights, match="its scale is missing"):
+        list(source.names)
 
 
 @pytest.mark.parametrize(
@@ -404,24 +470,43 @@ def test_unknown_formats_are_named(tmp_path):
         list(source.names)
 
 
-@pytest.mark.native
-def test_a_folder_of_int4_becomes_a_file_whose_grid_is_kept(tmp_path):
-    """The bundled model, its layers in compressed-tensors' 4 bits."""
-    folder = Path(shutil.copytree(SPARK_HF, tmp_path / "model"))
+def bundled(folder: Path) -> tuple[Stored, dict]:
+    """The tensors of the bundled model and its configuration; everything else is copied."""
+    shutil.copytree(SPARK_HF, folder)
+    for shard in folder.glob("*.safetensors*"):
+        shard.unlink()
     plain = Checkpoint(SPARK_HF)
     tensors: Stored = {}
     for name in plain.names:
         info = plain.info(name)
-        values = plain.rows(name, 0, info.num_values // info.shape[-1]).reshape(info.shape)
-        if ".layers." not in name or len(info.shape) != 2:
-            tensors[name] = (info.dtype, values)
+        rows = plain.rows(name, 0, info.num_values // info.shape[-1])
+        tensors[name] = (info.dtype, rows.reshape(info.shape))
+    return tensors, json.loads((folder / "config.json").read_text())
+
+
+def in_shards(folder: Path, tensors: Stored, config: dict) -> None:
+    """Every second tensor in a second file, with an index."""
+    where = {name: f"model-{number % 2 + 1:05}-of-00002.safetensors" for number, name in enumerate(tensors)}
+    for shard in sorted(set(where.values())):
+        write(folder, {name: tensors[name] for name in tensors if where[name] == shard}, config)
+        (folder / "model.safetensors").rename(folder / shard)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+
+
+@pytest.mark.native
+def test_a_folder_of_int4_becomes_a_file_whose_grid_is_kept(tmp_path):
+    """The bundled model, its layers in compressed-tensors' 4 bits."""
+    folder = tmp_path / "model"
+    tensors, config = bundled(folder)
+    for name, (_, values) in list(tensors.items()):
+        if ".layers." not in name or values.ndim != 2:
             continue
-        blocks = values.astype(np.float32).reshape(info.shape[0], -1, 32)
+        del tensors[name]
+        blocks = values.astype(np.float32).reshape(len(values), -1, 32)
         scales = bf16(np.abs(blocks).max(axis=2) / 7)
-        codes = np.clip(np.rint(blocks / bf16_to_f32(scales)[:, :, None]), -8, 7).reshape(info.shape) + 8
+        codes = np.clip(np.rint(blocks / bf16_to_f32(scales)[:, :, None]), -8, 7).reshape(values.shape) + 8
         base = name.removesuffix(".weight")
         tensors |= {f"{base}.weight_packed": ("I32", nibbles(codes)), f"{base}.weight_scale": ("BF16", scales)}
-    config = json.loads((folder / "config.json").read_text())
     weights = {"num_bits": 4, "group_size": 32}
     config["quantization_config"] = {"config_groups": {"group_0": {"weights": weights}}}
     write(folder, tensors, config)
@@ -434,6 +519,72 @@ def test_a_folder_of_int4_becomes_a_file_whose_grid_is_kept(tmp_path):
     assert layers
     assert {n for n in exact if n.startswith("blk.")} == set(layers)
     assert all(types[0] == "Q4_0" for types in exact.values())
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_folder_cast_to_fp8_becomes_a_file_of_its_values(sharded, tmp_path):
+    """Norms included, with the head tied to the embedding, as many uploads are."""
+    tensors, config = bundled(tmp_path / "model")
+    assert "lm_head.weight" not in tensors
+    values = np.array([small_float(c, 4, 7) for c in range(127)], np.float32)
+    for name, (_, stored) in tensors.items():
+        sizes = np.abs(stored.astype(np.float32))
+        nearest = np.searchsorted((values[1:] + values[:-1]) / 2, sizes).astype(np.uint8)
+        tensors[name] = ("F8_E4M3", nearest | (np.signbit(stored).astype(np.uint8) << np.uint8(7)))
+    (in_shards if sharded else write)(tmp_path / "model", tensors, config)
+    out = tmp_path / "out.gguf"
+    done = convert(ConvertRequest(folder=tmp_path / "model", out=out), lambda *_: None)
+    assert f"{len(tensors)} weights are stored as FP8" in done.notes[0]
+    made = SourceWeights(out)
+    for theirs, ours in (
+        ("model.embed_tokens.weight", "token_embd.weight"),
+        ("model.norm.weight", "output_norm.weight"),
+        ("model.layers.1.mlp.up_proj.weight", "blk.1.ffn_up.weight"),
+    ):
+        codes = tensors[theirs][1]
+        expected = values[codes & 127] * np.where(codes & 128, -1, 1)
+        assert np.array_equal(made.rows(ours), expected.reshape(-1, codes.shape[-1])), theirs
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("requested", ["auto", "BF16"])
+def test_each_tensor_keeps_its_16_bit_type(requested, tmp_path):
+    """Integers with F16 scales in a folder of BF16: BF16 would round them, and a step in F16 would be lost."""
+    tensors, config = bundled(tmp_path / "model")
+    steps = {}
+    for name, (_, stored) in list(tensors.items()):
+        tensors[name] = ("BF16", bf16(stored))
+        if name.endswith("mlp.up_proj.weight"):
+            blocks = stored.astype(np.float32).reshape(len(stored), -1, 32)
+            scales = (np.abs(blocks).max(axis=2) / 7).astype(np.float16)
+            steps[name] = scales.astype(np.float32)
+            codes = np.clip(np.rint(blocks / steps[name][:, :, None]), -8, 7).reshape(stored.shape) + 8
+            base = tensors.pop(name) and name.removesuffix(".weight")
+            tensors |= {f"{base}.weight_packed": ("I32", nibbles(codes)), f"{base}.weight_scale": ("F16", scales)}
+    weights = {"num_bits": 4, "group_size": 32}
+    config["quantization_config"] = {"config_groups": {"group_0": {"weights": weights}}}
+    config["torch_dtype"] = config["dtype"] = "bfloat16"
+    write(tmp_path / "model", tensors, config)
+    out = tmp_path / "out.gguf"
+    request = ConvertRequest(folder=tmp_path / "model", out=out, float_type=requested)
+    assert convert(request, lambda *_: None).float_type == "BF16"
+    planned = prepare(request, lambda *_: None)
+    made, plain = SourceWeights(out), Checkpoint(tmp_path / "model")
+    assert planned.file_bytes == out.stat().st_size
+    assert {t.name: t.qtype for t in planned.spec.tensors} == {n: made.source_qtype(n) for n in made.names}
+    assert steps
+    for name, step in steps.items():
+        ours = f"blk.{name.split('.')[2]}.ffn_up.weight"
+        expected = plain.rows(name, 0, len(step))
+        assert expected.dtype == np.float16
+        stored = made.source_qtype(ours)
+        assert stored == ("F16" if requested == "auto" else "BF16")
+        assert np.array_equal(made.rows(ours), expected.astype(np.float32)) == (requested == "auto")
+        packed = pack_exactly(made.rows(ours), "Q4_0", GgmlType[stored]).reshape(len(step), -1, 18)
+        found = np.abs(packed[:, :, :2].copy().view(np.float16)[:, :, 0].astype(np.float32))
+        assert ((found == step).mean() > 0.8) == (requested == "auto")
+    assert made.source_qtype("token_embd.weight") == "BF16"
 
 
 def test_wide_floats_are_named_as_such(tmp_path):
