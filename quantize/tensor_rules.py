@@ -48,7 +48,8 @@ _EXCLUDED_FRAGMENTS = (
 )
 _EXCLUDED_NAMES = frozenset({"position_embd.weight", "token_types.weight"})
 
-_EMBEDDINGS_OR_HEAD = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "output.weight"})
+# Matrices with a row for each token.
+TOKEN_TABLES = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "output.weight"})
 
 
 def num_dims(shape: tuple[int, ...]) -> int:
@@ -92,7 +93,7 @@ def unquantizable_rows(model: ModelSpec) -> UnquantizableRows | None:
 def needs_imatrix(name: str, qtype: GgmlType) -> bool:
     """Whether this tensor needs an importance matrix for this type."""
     needed = qtype.traits.imatrix
-    return needed == "always" or (needed == "weights" and name not in _EMBEDDINGS_OR_HEAD)
+    return needed == "always" or (needed == "weights" and name not in TOKEN_TABLES)
 
 
 def tensor_bytes(tensor: TensorSpec, qtype: GgmlType) -> int:

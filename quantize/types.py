@@ -129,7 +129,8 @@ class TensorPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The type chosen for one tensor. `num_bytes` is unaligned; `wanted` is the type before a fallback.
 
     `exact`: the source's weights already lie on a grid of this type, and lose nothing. It names the smallest type
-    with that grid; empty: they lose something.
+    with that grid; empty: they lose something. `added_rows` are on no grid, such as those of tokens that were added
+    after the training, and lose as in any file of this type.
     """
 
     name: str
@@ -141,6 +142,7 @@ class TensorPlan(msgspec.Struct, frozen=True, kw_only=True):
     locked: bool = False
     wanted: str | None = None
     exact: str = ""
+    added_rows: int = 0
 
 
 class PresetPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,6 +199,11 @@ class QuantPlan(msgspec.Struct, frozen=True, kw_only=True):
     def exact(self) -> frozenset[str]:
         """Tensors whose weights lose nothing, because they already lie on a grid of their type."""
         return frozenset(t.name for t in self.tensors if t.exact)
+
+    @property
+    def added_rows(self) -> int:
+        """Rows of these tensors that are on no grid."""
+        return sum(t.added_rows for t in self.tensors)
 
 
 def _values(shape: tuple[int, ...]) -> int:

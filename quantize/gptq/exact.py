@@ -5,6 +5,8 @@ are then whole multiples of a step for each block. ggml searches the scale that 
 misses that step. Here it is searched among the steps for which the largest weight is a whole multiple. The step may
 only differ from the weights by the rounding of the source's float type, which ordinary weights cannot meet: for a
 block of 32 weights in 4 bits the chance is below 1e-20.
+
+Rows of tokens that were added after the training are on no grid. They are counted, and rounded as usual.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,6 +21,7 @@ from quantize.gptq.packing import Bytes, pack
 from quantize.measurements import Step
 from quantize.native.blocks import dequantize_rows, quantize_rows
 from quantize.native.source_weights import SourceWeights, quantizable
+from quantize.tensor_rules import TOKEN_TABLES
 
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
@@ -29,6 +32,8 @@ _ROUNDOFF = {GgmlType.BF16: (2.0**-8, 0.0), GgmlType.F16: (2.0**-11, 2.0**-25), 
 _SCALE_ROUNDOFF = 2.0**-11
 _ROWS, _FEWEST_ROWS = 64, 2  # sampled per tensor and per expert; the fewest already exclude ordinary weights
 _HELD_FRACTION = 0.999  # fraction of the sampled blocks
+_MOST_ADDED = 0.1  # fraction of a table's rows that may be on no grid
+_FIRST_VALUES, _COUNTED_ROWS = 256, 1 << 12  # a row on no grid shows it in its first blocks; rows read at a time
 _LEAST_NONZERO = 0.25  # fraction of the sampled weights; tensors with fewer do not show how they were trained
 _SURE_CODES = 0.1  # if the error of the largest weight's code is larger, the other codes are tried again
 _ORDER_BLOCKS = 256  # blocks used to determine the usual code of the largest weight
@@ -41,26 +46,44 @@ class ExactRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExactTypes(msgspec.Struct, frozen=True, kw_only=True):
-    """By tensor: the types that hold its weights without loss, smallest first. Other tensors are on no grid."""
+    """By tensor: the types that hold its weights without loss, smallest first. Other tensors are on no grid.
+
+    `added` is the number of rows of such a tensor that are on no grid, without those that have none.
+    """
 
     types: dict[str, tuple[str, ...]]
+    added: dict[str, int] = {}
 
 
 def find_exact_types(request: ExactRequest, send: Step) -> ExactTypes:
     """Test sampled rows of every quantizable tensor. Raises: BadFile: a value is not finite."""
     source = SourceWeights(request.source)
     names = [n for n in source.names if source.info(n).ggml_type in FLOAT_TYPES and quantizable(source, n)]
-    types_by_name = {}
+    types_by_name, added = {}, {}
     for at, name in enumerate(names):
         send(at, len(names), name)
         dtype = source.info(name).ggml_type
-        first = next(_samples(source, name, _FEWEST_ROWS))
-        if exact_types(first, dtype):
+        is_table = name in TOKEN_TABLES
+        first = next(_samples(source, name, 2 * _FEWEST_ROWS if is_table else _FEWEST_ROWS))
+        # The first and last row of a table are the likeliest to be added, so one row is enough.
+        if any(exact_types(row, dtype) for row in (np.split(first, len(first)) if is_table else [first])):
             sample = np.concatenate(list(_samples(source, name, _ROWS)))
-            if types := exact_types(sample, dtype):
+            if types := exact_types(sample, dtype, _MOST_ADDED if is_table else 0.0):
                 types_by_name[name] = types
+                if is_table and (count := _rows_on_no_grid(source, name, types[0])):
+                    added[name] = count
     send(len(names), len(names), "")
-    return ExactTypes(types=types_by_name)
+    return ExactTypes(types=types_by_name, added=added)
+
+
+def _rows_on_no_grid(source: SourceWeights, name: str, qtype: str) -> int:
+    _, rows, width = source.shape(name)
+    dtype, count = source.info(name).ggml_type, 0
+    for first in range(0, rows, _COUNTED_ROWS):
+        some = source.rows(name, 0, slice(first, first + _COUNTED_ROWS))
+        is_exact = _packed(some[:, : min(width, _FIRST_VALUES)], qtype, dtype)[1].reshape(len(some), -1)
+        count += int((is_exact.mean(axis=1) < 1 / 2).sum())
+    return count
 
 
 def _samples(source: SourceWeights, name: str, most: int) -> Iterator[Floats]:
@@ -72,15 +95,21 @@ def _samples(source: SourceWeights, name: str, most: int) -> Iterator[Floats]:
         yield source.rows(name, matrix, picked)
 
 
-def exact_types(rows: Floats, dtype: GgmlType) -> tuple[str, ...]:
+def exact_types(rows: Floats, dtype: GgmlType, most_added: float = 0.0) -> tuple[str, ...]:
     """The types that hold these rows without loss, smallest first; empty for ordinary weights.
 
-    `dtype` is the float type in which the source stores them.
+    `dtype` is the float type in which the source stores them. A fraction `most_added` of rows may be on no grid.
     """
     if np.count_nonzero(rows) < _LEAST_NONZERO * rows.size or (rows == rows.flat[0]).all():
         return ()
     fitting = [q for q in PACKERS if rows.shape[1] % GgmlType[q].traits.block_values == 0]
-    return tuple(q for q in fitting if _packed(rows, q, dtype)[1].mean() >= _HELD_FRACTION)
+    flags = {q: _packed(rows, q, dtype)[1].reshape(len(rows), -1) for q in fitting}
+    on_grid = np.ones(len(rows), np.bool_)
+    if most_added and flags:  # smaller types hold some blocks of a larger grid
+        on_grid = np.any([is_exact.mean(axis=1) > 1 / 2 for is_exact in flags.values()], axis=0)
+    if on_grid.mean() < 1 - most_added:
+        return ()
+    return tuple(q for q, is_exact in flags.items() if is_exact[on_grid].mean() >= _HELD_FRACTION)
 
 
 def pack_exactly(rows: Floats, qtype: str, dtype: GgmlType) -> Bytes:

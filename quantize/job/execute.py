@@ -15,6 +15,7 @@ from quantize.files.measurement_folder import file_sha256, hash_is_cached, model
 from quantize.files.output_file import Output
 from quantize.files.provenance import provenance_bytes
 from quantize.ggml_types import ANCHORS, MEASURED
+from quantize.gptq.exact import ExactTypes
 from quantize.job.forecast import (
     JobShape,
     Spent,
@@ -166,7 +167,7 @@ class _Job:
         self.formats: dict[str, int] = {}
         self.identity: Identity = ()
         self.qtypes: tuple[str, ...] = ()
-        self.exact: dict[str, tuple[str, ...]] = {}
+        self.exact = ExactTypes(types={})
         self.arithmetic = arithmetic_for(request)
         self._take(request)
 
@@ -360,7 +361,7 @@ class _Job:
         self.warnings.append(_EXPECTED)
         self._spend(prepared.spec, prepared.file_bytes)
         head = prepared.header_bytes + provenance_bytes()
-        question = plan_input(self.request, self.rounding, prepared.spec, head, None, None, {})
+        question = plan_input(self.request, self.rounding, prepared.spec, head, None, None, ExactTypes(types={}))
         return self._planned(question, "", prepared.file_bytes)
 
     def _create(
@@ -451,7 +452,7 @@ class _Job:
             return QuantSource(source)
         with self.phases.phase("measure"):
             task = self._measure_request(source)
-            return smoothed(task, self.exact, self.output, source_bytes, self.on_progress, self.cancelled)
+            return smoothed(task, self.exact.types, self.output, source_bytes, self.on_progress, self.cancelled)
 
     def _measured(self, source: Path) -> Measured | None:
         if self.request.tier == "instant":

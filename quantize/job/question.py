@@ -1,6 +1,5 @@
 """The input of a job's plan: expected losses, KV cache types, and the types that lose nothing."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -25,7 +24,7 @@ def plan_input(
     header_bytes: int,
     measured: Measured | None,
     imatrix: Path | None,
-    exact: Mapping[str, tuple[str, ...]],
+    exact: ExactTypes,
 ) -> PlanInput:
     """The input for a plan; unmeasured values (None) come from priors, `exact` from `exact_types_of`."""
     gptq = rounding == Rounding.GPTQ
@@ -55,7 +54,8 @@ def plan_input(
         device=request.device,
         speeds=request.speeds or None,
         # A plan that follows another names the tensors that ggml rounds.
-        exact={n: types for n, types in exact.items() if not request.plan or n not in request.plan.plain},
+        exact={n: types for n, types in exact.types.items() if not request.plan or n not in request.plan.plain},
+        added=exact.added,
     )
 
 
@@ -65,7 +65,7 @@ def _scaled(damage: dict[str, dict[str, float]], factor: float) -> dict[str, dic
 
 def exact_types_of(
     request: QuantizeRequest, source: Path, on_progress: OnProgress, cancelled: CancelCheck
-) -> dict[str, tuple[str, ...]]:
+) -> ExactTypes:
     """The tensors whose weights already lie on a grid, with the types that hold them without loss.
 
     Empty if llama-quantize's own bytes were requested. Cached for the source's path, size and time.
@@ -73,12 +73,12 @@ def exact_types_of(
     Raises: Unreadable. Same as `quantize.child.run_task`.
     """
     if request.rounding == Rounding.STOCK and request.plan is None:
-        return {}
-    exact = cached_result("exact", source, request.cache_dir, ExactTypes)
+        return ExactTypes(types={})
+    exact = cached_result("grids", source, request.cache_dir, ExactTypes)
     if exact is None:
         exact = answer_of(ExactTypes, "exact", ExactRequest(source=source), on_progress, cancelled)
-        cache_result("exact", source, request.cache_dir, exact)
-    return exact.types
+        cache_result("grids", source, request.cache_dir, exact)
+    return exact
 
 
 # KV cache types: whether a job chooses among several, and measuring their cost for this model.

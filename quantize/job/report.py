@@ -64,6 +64,8 @@ def _ways(report: QuantizeReport) -> list[str]:
     if report.shipped != "stock":
         text = "tensors whose weights already fit {grid} and lose nothing more: {n}"
         lines += [text.format(grid=grid, n=n) for grid, n in exact_counts(report.plan).items()]
+        if rows := report.plan.added_rows:
+            lines.append(f"rows of these tensors that fit no grid (tokens added later) and lose as usual: {rows:,}")
     if report.stopped:
         lines.append(f"stopped early: {STOPPED[report.stopped]}; start again to continue from what was measured")
     if report.smoothed:

@@ -50,7 +50,7 @@ class PlanInput(msgspec.Struct, frozen=True):
     the requested context length (for goals of kind "fit"). `speeds` are decoding times per weight by type name.
     `doubled_head_types` are types in which memory holds a tied embedding twice. Without `with_stock` the plan omits
     the sizes and losses of llama.cpp presets, which take most of the time. `exact` names the types that hold a
-    tensor's weights without loss, smallest first.
+    tensor's weights without loss, smallest first; `added` is the number of its rows that are on no grid.
     """
 
     model: ModelSpec
@@ -66,6 +66,7 @@ class PlanInput(msgspec.Struct, frozen=True):
     doubled_head_types: frozenset[str] = frozenset()
     with_stock: bool = True
     exact: Mapping[str, tuple[str, ...]] = {}
+    added: Mapping[str, int] = {}
 
 
 class _Option(msgspec.Struct, frozen=True):
@@ -231,7 +232,7 @@ def _options(
         value = by_type.get(actual.name, damage)
         price = 1 + question.speed_price * (slowness(actual, question.device, question.speeds) - 1)
         options[actual] = _Option(actual, tensor_bytes(tensor, actual), value, value * price, ideal)
-    _put_exact(question, tensor, lock, options, min(by_type.values(), default=0.0))
+    _put_exact(question, tensor, lock, options, by_type)
     if lock is not None:
         least = bits_per_weight(effective_type(GgmlType[lock.qtype], tensor.row_values))
         options = {q: o for q, o in options.items() if q is source or bits_per_weight(q) >= least}
@@ -243,21 +244,30 @@ def _put_exact(
     tensor: TensorSpec,
     lock: TypeOverride | None,
     options: dict[GgmlType, _Option],
-    least: float,
+    by_type: Mapping[str, float],
 ) -> None:
     """Add the types that hold these weights without loss, and drop all larger ones: they only cost bytes.
 
-    `least` is the remaining loss, from rounding inputs to 8 bits: that of the most exact measured type.
+    If rows were added, larger types lose less of these.
     """
     types = [GgmlType[name] for name in question.exact.get(tensor.name, ())]
     fitting = [q for q in types if _runs_exact(q, question.device)]
     for qtype in fitting:
         price = 1 + question.speed_price * (slowness(qtype, question.device, question.speeds) - 1)
-        options[qtype] = _Option(qtype, tensor_bytes(tensor, qtype), least, least * price, qtype, types[0].name)
-    if fitting and lock is None:
+        loss = _exact_loss(question, tensor, qtype, by_type)
+        options[qtype] = _Option(qtype, tensor_bytes(tensor, qtype), loss, loss * price, qtype, types[0].name)
+    if fitting and lock is None and not question.added.get(tensor.name):
         most = bits_per_weight(fitting[0])
         for qtype in [q for q in options if bits_per_weight(q) > most]:
             del options[qtype]
+
+
+def _exact_loss(question: PlanInput, tensor: TensorSpec, qtype: GgmlType, by_type: Mapping[str, float]) -> float:
+    """The loss from rounding inputs to 8 bits, which is that of the most exact measured type, and of added rows."""
+    least = min(by_type.values(), default=0.0)
+    of_all = by_type.get(qtype.name, _nearest(qtype, by_type))
+    rows = tensor.num_values // tensor.row_values
+    return least + max(0.0, of_all - least) * question.added.get(tensor.name, 0) / rows
 
 
 def _runs_exact(qtype: GgmlType, device: DeviceKind) -> bool:
@@ -341,7 +351,7 @@ def _fixed_plan(question: PlanInput, goal: SizeTarget) -> QuantPlan:
         row = damage.get(tensor.name, {})
         value = 0.0 if qtype is source or qtype in FLOAT_TYPES else row.get(qtype.name, _nearest(qtype, row))
         exact = _grid(question, tensor.name, qtype)
-        value = min(row.values(), default=value) if exact else value
+        value = _exact_loss(question, tensor, qtype, row) if exact else value
         picks.append(_Option(qtype, tensor_bytes(tensor, qtype), value, value, qtype, exact))
     if unmatched:
         raise InvalidOption("--lock", f"no tensor of this model matches {min(unmatched)!r}")
@@ -386,6 +396,7 @@ def _assemble(question: PlanInput, goal: SizeTarget, outcome: _Outcome) -> Quant
             locked=any(re.search(lock.pattern, tensor.name) for lock in question.locks),
             wanted=None if pick.wanted is pick.qtype else pick.wanted.name,
             exact=pick.lossless,
+            added_rows=question.added.get(tensor.name, 0) if pick.lossless else 0,
         )
         for tensor, pick in zip(question.model.tensors, picks, strict=True)
     )

@@ -164,11 +164,16 @@ def test_layers_on_the_gpu_and_what_was_evened_out_are_told(qtbot, fit, server, 
     fit._forecast()
     qtbot.waitUntil(lambda: "Takes about 5 min without the GPU" in texts(fit))
     tensors = [msgspec.structs.replace(t, qtype="Q5_0", exact="Q4_0") for t in plain.plan.tensors]
+    tensors[0] = msgspec.structs.replace(tensors[0], added_rows=1064)
     trained = msgspec.structs.replace(plain.plan, tensors=tuple(tensors))
     server.routes["POST", "/tessera/v1/quantize/plan"] = msgspec.structs.replace(plain, plan=trained)
     fit._forecast()
     words = f"Tensors whose weights already fit 4 bits and lose nothing more: {len(trained.exact)}"
     qtbot.waitUntil(lambda: words in texts(fit))
+    added = (
+        f"Rows of these tensors that fit no grid (tokens added later) and lose as usual: {formatted.whole(1064)}"
+    )
+    assert added in texts(fit)
     report = msgspec.structs.replace(quantize_report(5_000_000, 0.01, 0.02), gpu_layers=9, smoothed=24)
     card = report_card(services.theme, report)
     qtbot.addWidget(card)

@@ -130,7 +130,11 @@ def _how(report: QuantizeReport) -> list[str]:
 def grid_words(plan: QuantPlan) -> list[str]:
     """The tensors whose weights are already on a grid of their type, by grid."""
     text = _tr("Tensors whose weights already fit {grid} and lose nothing more: {n}")
-    return [text.format(n=n, grid=_tr(grid)) for grid, n in exact_counts(plan).items()]
+    lines = [text.format(n=n, grid=_tr(grid)) for grid, n in exact_counts(plan).items()]
+    if plan.added_rows:
+        text = _tr("Rows of these tensors that fit no grid (tokens added later) and lose as usual: {n}")
+        lines.append(text.format(n=formatted.whole(plan.added_rows)))
+    return lines
 
 
 def own_words(report: QuantizeReport) -> list[str]:

@@ -87,6 +87,25 @@ def on_grid(name, values):
     return (np.clip(np.rint(blocks / steps), -7, 7) * steps).reshape(values.shape)
 
 
+def test_tokens_added_to_a_table_trained_for_4_bits_are_counted(tmp_path):
+    def trained(name, values):
+        if name != "token_embd.weight":
+            return on_grid(name, values)
+        table = on_grid("blk.", values)
+        table[-3:], table[0] = values[-3:], values[0]
+        return table
+
+    source = changed_copy(small_file(tmp_path / "plain.gguf", 1, NARROW), tmp_path / "trained.gguf", trained)
+    before = SourceWeights(source)
+    report = run(source, tmp_path, goal=SizeTarget(kind="bpw", bpw=4.6), tier="instant", verify=False)
+    table = next(t for t in report.plan.tensors if t.name == "token_embd.weight")
+    assert (table.qtype, table.exact, table.added_rows) == ("Q4_0", "Q4_0", 4)
+    assert "rows of these tensors that fit no grid (tokens added later) and lose as usual: 4" in summary(report)
+    rows = SourceWeights(Path(report.out)).rows(table.name)
+    wrong = (rows != before.rows(table.name)).any(axis=1)
+    assert np.flatnonzero(wrong).tolist() == [0, *range(len(rows) - 3, len(rows))]
+
+
 def test_a_model_trained_for_4_bits_loses_nothing_in_any_tier(tmp_path):
     source = changed_copy(small_file(tmp_path / "plain.gguf", 1, NARROW), tmp_path / "trained.gguf", on_grid)
     before = SourceWeights(source)

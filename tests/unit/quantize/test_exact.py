@@ -141,6 +141,70 @@ def test_a_stack_is_on_a_grid_only_if_every_expert_is(tmp_path):
     assert list(found.types) == ["blk.0.ffn_up_exps.weight"]
 
 
+def table_with_added_tokens(rows=96):
+    """A table on a 4-bit grid; its first row and five of its last six, one of them 0, were added later."""
+    rng = np.random.default_rng(6)
+    values = rng.standard_normal((rows, WIDTH)).astype(np.float32) / 50
+    blocks = values.reshape(-1, 32)
+    steps = brain(np.abs(blocks).max(axis=1, keepdims=True) / 7)
+    trained = (np.clip(np.rint(blocks / steps), -7, 7) * steps).reshape(values.shape)
+    added = np.array([0, rows - 6, rows - 5, rows - 4, rows - 2, rows - 1])
+    trained[added] = values[added]
+    trained[rows - 4] = 0
+    return trained, np.setdiff1d(added, [rows - 4])
+
+
+def table_file(path, tables, dtype):
+    """A model file of tables of F32 or BF16."""
+    slots = [TensorSlot(name, values.shape[::-1], dtype) for name, values in tables.items()]
+    writer = GgufWriter(path, Metadata("llama"), slots)
+    for name, values in tables.items():
+        stored = values if dtype is F32 else (brain(values).view(np.uint32) >> 16).astype(np.uint16)
+        writer.write(name, iter([stored]))
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=lambda t: t.name)
+@pytest.mark.parametrize("name", ["token_embd.weight", "output.weight", "per_layer_token_embd.weight"])
+def test_rows_of_tokens_added_later_are_counted_and_the_others_lose_nothing(name, dtype, tmp_path):
+    trained, added = table_with_added_tokens()
+    others = {"blk.0.ffn_up.weight": trained}
+    path = table_file(tmp_path / "added.gguf", {name: trained, **others}, dtype)
+    found = find_exact_types(ExactRequest(source=path), lambda *_: None)
+    assert {tensor: types[0] for tensor, types in found.types.items()} == {name: "Q4_0"}
+    assert found.added == {name: len(added)}
+    source = STORED[dtype](trained)
+    values = dequantize_rows(pack_exactly(source, "Q4_0", dtype), "Q4_0", WIDTH)
+    old = np.setdiff1d(np.arange(len(trained)), added)
+    assert np.array_equal(values[old], trained[old])
+    assert 0 < np.abs(values[added] - source[added]).max() < 0.1
+
+
+def test_a_larger_grid_is_not_taken_for_a_smaller_one_with_added_rows(tmp_path):
+    """19 of 20 blocks use three values only, so types of three values hold nine blocks of ten."""
+    rng = np.random.default_rng(7)
+    few, many = rng.integers(-1, 2, (64, WIDTH // 32, 32)), rng.integers(-7, 8, (64, WIDTH // 32, 32))
+    codes = np.where(rng.random((64, WIDTH // 32, 1)) < 0.95, few, many).reshape(64, WIDTH)
+    table = (codes * half(0.013)).astype(np.float32)
+    path = table_file(tmp_path / "few.gguf", {"token_embd.weight": table}, F32)
+    found = find_exact_types(ExactRequest(source=path), lambda *_: None)
+    assert found.types["token_embd.weight"][0] == "Q4_0"
+    assert found.added == {}
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=lambda t: t.name)
+def test_ordinary_tables_are_on_no_grid(dtype, tmp_path):
+    ordinary = np.random.default_rng(9).standard_normal((96, WIDTH)).astype(np.float32) / 50
+    padded, mixed = ordinary.copy(), table_with_added_tokens()[0]
+    padded[24:] = 0
+    mixed[::4] = ordinary[::4]  # a quarter is too much to have been added
+    tables = {"token_embd.weight": ordinary, "output.weight": padded, "per_layer_token_embd.weight": mixed}
+    path = table_file(tmp_path / "ordinary.gguf", tables, dtype)
+    found = find_exact_types(ExactRequest(source=path), lambda *_: None)
+    assert (found.types, found.added) == ({}, {})
+
+
 def test_ggml_itself_misses_the_grid():
     source = KINDS["4 bits, 32, bfloat16 steps"][0]()
     stock = dequantize_rows(quantize_rows(source, "Q4_0"), "Q4_0", WIDTH)

@@ -385,6 +385,28 @@ def test_weights_on_a_grid_take_the_smallest_type_that_holds_them(spark, device,
         assert found["blk.0.ffn_down.weight"] == ("Q4_0", "TQ2_0")
 
 
+def test_rows_of_added_tokens_cost_their_part_of_the_loss_and_may_buy_a_larger_type(spark):
+    table = next(t for t in spark.tensors if t.name == "token_embd.weight")
+    exact = {"token_embd.weight": ("Q4_0", "Q5_0", "Q8_0")}
+    losses, picked = {}, {}
+    for added in (0, 40, table.num_rows // 10):
+        q = question(spark, exact=exact, added={"token_embd.weight": added} if added else {})
+        lock = (TypeOverride("token_embd", "Q4_0", at_least=True),)
+        small = make_plan(msgspec.structs.replace(q, locks=lock), SizeTarget(kind="budget", limit_bytes=5_500_000))
+        large = make_plan(q, SizeTarget(kind="budget", limit_bytes=100_000_000))
+        tight, wide = (next(t for t in p.tensors if t.name == table.name) for p in (small, large))
+        losses[added], picked[added] = tight.damage, wide.qtype
+        assert (tight.exact, tight.added_rows) == ("Q4_0", added)
+        assert small.added_rows == added
+    whole = question(spark).damage[table.name]
+    assert losses[0] == pytest.approx(min(whole.values()))
+    rest = losses[table.num_rows // 10] - losses[0]
+    assert rest == pytest.approx((whole["Q4_0"] - losses[0]) / 10, rel=0.01)
+    assert losses[0] < losses[40] < losses[table.num_rows // 10]
+    assert picked[0] == "Q4_0"
+    assert picked[table.num_rows // 10] == table.qtype
+
+
 def test_a_smaller_file_than_the_grid_takes_smaller_types(spark):
     layers = {t.name: ("Q8_0",) for t in spark.tensors if t.name.startswith("blk.") and allows_quantization(t)}
     plan = make_plan(question(spark, exact=layers), SizeTarget(kind="budget", limit_bytes=6_000_000))
