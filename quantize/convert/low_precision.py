@@ -566,10 +566,8 @@ def _bitsandbytes(folder: _Folder, base: str, name: str, info: SafetensorInfo) -
         block = slice(first // now.blocksize, -(-last // now.blocksize))
         scales = folder.read(f"{base}weight.absmax", None).reshape(-1)[block]
         if nested:
-            table, outer = (
-                folder.read(f"{base}weight.nested_quant_map", None),
-                folder.read(f"{base}weight.nested_absmax", None),
-            )
+            table = folder.read(f"{base}weight.nested_quant_map", None)
+            outer = folder.read(f"{base}weight.nested_absmax", None)
             at = np.arange(block.start, block.start + len(scales)) // now.nested_blocksize
             scales = table.reshape(-1)[scales] * outer.reshape(-1)[at] + np.float32(now.nested_offset)
         data = folder.read(name, None).reshape(-1).view(np.uint8)[first // 2 : -(-last // 2)]

@@ -246,10 +246,7 @@ def _put_exact(
     options: dict[GgmlType, _Option],
     by_type: Mapping[str, float],
 ) -> None:
-    """Add the types that hold these weights without loss, and drop all larger ones: they only cost bytes.
-
-    If rows were added, larger types lose less of these.
-    """
+    """Add the types that hold these weights without loss, and drop larger ones, which only added rows gain from."""
     types = [GgmlType[name] for name in question.exact.get(tensor.name, ())]
     fitting = [q for q in types if _runs_exact(q, question.device)]
     for qtype in fitting:
@@ -264,10 +261,8 @@ def _put_exact(
 
 def _exact_loss(question: PlanInput, tensor: TensorSpec, qtype: GgmlType, by_type: Mapping[str, float]) -> float:
     """The loss from rounding inputs to 8 bits, which is that of the most exact measured type, and of added rows."""
-    least = min(by_type.values(), default=0.0)
-    of_all = by_type.get(qtype.name, _nearest(qtype, by_type))
-    rows = tensor.num_values // tensor.row_values
-    return least + max(0.0, of_all - least) * question.added.get(tensor.name, 0) / rows
+    least, added = min(by_type.values(), default=0.0), question.added.get(tensor.name, 0)
+    return least + max(0.0, _nearest(qtype, by_type) - least) * added / tensor.num_rows
 
 
 def _runs_exact(qtype: GgmlType, device: DeviceKind) -> bool:
@@ -308,10 +303,10 @@ def _locked(tensor: TensorSpec, lock: TypeOverride, as_is: _Option, by_type: Map
 
 
 def _nearest(qtype: GgmlType, by_type: Mapping[str, float]) -> float:
-    """KL divergence of the measured type nearest in bits, for locked types without a measurement."""
+    """KL divergence of this type or, without a measurement, of the measured type nearest in bits."""
     bits = bits_per_weight(qtype)
-    pairs = ((abs(bits_per_weight(GgmlType[name]) - bits), damage) for name, damage in by_type.items())
-    return min(pairs, default=(0.0, 0.0))[1]
+    near = ((abs(bits_per_weight(GgmlType[name]) - bits), name != qtype.name, kld) for name, kld in by_type.items())
+    return min(near, default=(0.0, False, 0.0))[2]
 
 
 def _typical_damage(question: PlanInput) -> dict[str, float]:
@@ -442,9 +437,8 @@ def _decode_cost(question: PlanInput, picks: Sequence[_Option]) -> float:
 
 def _notes(question: PlanInput) -> tuple[str, ...]:
     blind = [t.name for t in question.model.tensors if allows_quantization(t) and t.name not in question.damage]
-    if not blind:
-        return ()
-    return (f"{len(blind)} tensors have no evidence and were taken as typical, such as {blind[0]}",)
+    text = "tensors have no evidence and were taken as typical, such as"
+    return (f"{len(blind)} {text} {blind[0]}",) if blind else ()
 
 
 # Exact solver for the multiple-choice knapsack: one option per item, least total cost within a capacity.
