@@ -35,6 +35,8 @@ BYTES_A_PROCESS = 3 << 30
 QUICK_RUN = ["-n", "2", "--dist", "worksteal"]
 # The Python versions for which all locked packages have wheels.
 OLDEST, NEWEST = (3, 11), (3, 14)
+# Variables that the build of llama.cpp uses.
+VARIABLES = ("CMAKE_ARGS", "CFLAGS", "CXXFLAGS")
 LOCKS = {"desktop": "desktop.txt", "server": "base.txt", "test": "dev.txt"}
 
 
@@ -77,22 +79,25 @@ def build_tools() -> "list[str]":
 
 
 def marked() -> "dict[str, str]":
-    """The lines of the marker: the kind that was built with its fingerprint, and the tools; empty without one."""
+    """The lines of the marker: the kind that was built and its fingerprint, tools, variables; empty without one."""
     try:
         with open(MARKER) as marker:
-            return dict(line.split() for line in marker if line.strip())
+            return dict(line.strip().split(" ", 1) for line in marker if line.strip())
     except (OSError, ValueError):
         return {}
 
 
 def is_ready(kind: str) -> bool:
-    """Return whether the environment covers `kind`, with the current locks and the current build tools.
+    """Return whether the environment covers `kind`, with the current locks, build tools and variables.
 
-    Tools that were removed later do not matter, because their kernels are already built.
+    Tools that were removed later do not matter, because their kernels are already built. Neither do variables that
+    are no longer set; one that is empty means a build without it.
     """
     built = marked()
     covers = {"server": ("server", "desktop", "test"), "desktop": ("desktop", "test"), "test": ("test",)}
     if not any(k in built and built[k] == fingerprint(k) for k in covers[kind]):
+        return False
+    if any(os.environ[v].split() != built.get(v, "").split() for v in VARIABLES if v in os.environ):
         return False
     return set(build_tools()) <= set(built.get("tools", "").split(","))
 
@@ -196,6 +201,9 @@ def make_environment(kind: str, own: "dict[str, str]") -> int:
     """Build the environment and mark it as ready; returns an exit code."""
     from installers.bootstrap import environment
 
+    kept = {name: value for name, value in marked().items() if name in VARIABLES}
+    os.environ.update({**kept, **os.environ})  # an update builds again what the user once asked for
+    variables = {v: " ".join(os.environ.get(v, "").split()) for v in VARIABLES}
     code = environment.make(
         root=ROOT,
         venv=VENV,
@@ -213,6 +221,7 @@ def make_environment(kind: str, own: "dict[str, str]") -> int:
             marker.write("{} {}\n".format(kind, fingerprint(kind)))
             if tools:
                 marker.write("tools {}\n".format(",".join(tools)))
+            marker.writelines("{} {}\n".format(name, value) for name, value in variables.items() if value)
     return code
 
 

@@ -40,6 +40,12 @@ class Document:
     data: bytes | None = None
 
 
+def parted(files: list[str]) -> tuple[list[str], list[str]]:
+    """Files and folders for the library of models, and files for a chat."""
+    models = [name for name in files if name.lower().endswith(".gguf") or Path(name).is_dir()]
+    return models, [name for name in files if name not in models]
+
+
 def document_text(name: str, text: str) -> str:
     """Format a document's text for the context."""
     return f"[{name}]\n{text}\n[end of {name}]"

@@ -30,6 +30,14 @@ _IMAGE_INSTALL: Final[dict[Family, str]] = {
     "suse": "sudo transactional-update pkg install {}",
     "arch": "sudo steamos-readonly disable && sudo pacman -S {}",
 }
+# The packages with NVIDIA's driver, and the repository that has them if it is off at first.
+# Source: the distributions' documentation, November 2026.
+_NVIDIA: Final[dict[Family, tuple[str, str]]] = {
+    "debian": ("nvidia-driver", "non-free"),
+    "fedora": ("akmod-nvidia", "RPM Fusion nonfree"),
+    "arch": ("nvidia-open", ""),
+    "suse": ("nvidia-driver-G06-kmp-default nvidia-gl-G06", "NVIDIA"),
+}
 # openSUSE's systems that change only as a whole, and SteamOS, whose packages are lost after its next update.
 _IMAGES: Final = re.compile(r"opensuse-(?:microos|aeon|kalpa|leap-micro)|sl-micro|steamos")
 
@@ -38,6 +46,7 @@ class Distribution(msgspec.Struct, frozen=True):
     """`id` and `version` as in /etc/os-release; `name` is the display name. Empty if unknown.
 
     `image_based`: packages are layered on an image (Silverblue, Bazzite, MicroOS, SteamOS).
+    `is_ubuntu`: Ubuntu, or a system made from it (Mint, Pop!_OS).
     """
 
     id: str = ""
@@ -45,6 +54,7 @@ class Distribution(msgspec.Struct, frozen=True):
     name: str = "this system"
     family: Family = "other"
     image_based: bool = False
+    is_ubuntu: bool = False
 
     def install(self, packages: str) -> str:
         """The command that installs packages, or only the packages if the command is unknown."""
@@ -73,7 +83,20 @@ def distribution(host: Host) -> Distribution:
     name = f"{release.get('NAME', own).removesuffix(' GNU/Linux').removesuffix(' Linux')} {version}".strip()[:64]
     image = family == "fedora" and host.access("/run/ostree-booted") != "absent"
     image = image or _IMAGES.fullmatch(own) is not None
-    return Distribution(own, version, name or "this system", family, image)
+    return Distribution(own, version, name or "this system", family, image, "ubuntu" in words)
+
+
+def nvidia_driver(system: Distribution) -> str:
+    """How this distribution installs NVIDIA's driver."""
+    if system.family == "nixos":
+        options = '`services.xserver.videoDrivers = [ "nvidia" ];` and `hardware.nvidia.open = true;`'
+        return f"Set {options} in the system's configuration and rebuild it."
+    package, repository = _NVIDIA.get(system.family, ("", ""))
+    if system.is_ubuntu or not package:
+        how = ": `sudo ubuntu-drivers install`" if system.is_ubuntu else ""
+        return f"Install NVIDIA's driver{how}, then restart."
+    source = f" from the repository {repository} (enable it first)" if repository else ""
+    return f"Install NVIDIA's driver{source}: `{system.install(package)}`, then restart."
 
 
 def iommu_switches(parameters: list[str]) -> str:

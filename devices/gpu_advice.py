@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from devices import install_hints, types
 from devices.chips import gpu_of
-from devices.distribution import Distribution, Family, distribution, set_kernel_parameters
+from devices.distribution import Distribution, Family, distribution, nvidia_driver, set_kernel_parameters
 from devices.host import CommandResult, Host
 from devices.kernel_packs import bundled
 from devices.merge import merged
@@ -152,19 +152,14 @@ _DRIVER_FILES: Final = {"AMD": "radeon|amd", "Intel": "intel", "NVIDIA": "nvidia
 # The packages with the driver and the loader. Source: the distributions' package lists, November 2026
 # (Debian's looked up, the others from their documentation).
 _PACKAGES: Final[dict[Family, dict[str, str]]] = {
-    "debian": {"": "mesa-vulkan-drivers", "NVIDIA": "nvidia-driver"},
-    "fedora": {"": "mesa-vulkan-drivers vulkan-loader", "NVIDIA": "akmod-nvidia"},
+    "debian": {"": "mesa-vulkan-drivers"},
+    "fedora": {"": "mesa-vulkan-drivers vulkan-loader"},
     "arch": {
         "AMD": "vulkan-radeon vulkan-icd-loader",
         "Intel": "vulkan-intel vulkan-icd-loader",
-        "NVIDIA": "nvidia-utils",
         "Qualcomm": "vulkan-freedreno vulkan-icd-loader",
     },
-    "suse": {
-        "AMD": "libvulkan_radeon libvulkan1",
-        "Intel": "libvulkan_intel libvulkan1",
-        "NVIDIA": "nvidia-driver-G06-kmp-default nvidia-gl-G06",
-    },
+    "suse": {"AMD": "libvulkan_radeon libvulkan1", "Intel": "libvulkan_intel libvulkan1"},
 }  # fmt: skip
 # Commands that print the version of the package with Mesa's Vulkan driver.
 _VERSION_COMMANDS: Final[dict[Family, tuple[str, ...]]] = {
@@ -208,8 +203,10 @@ def driver_problem(host: Host, system: Distribution, devices: tuple[Device, ...]
         if not any(re.search(pattern, path.rpartition("/")[2]) for path in listed):
             if device.driver == "nvidia" and is_container(host):
                 return "this container has NVIDIA's driver without Vulkan", fix_hints.CONTAINER_NVIDIA_VULKAN
-            whose = f" for {device.vendor}" if device.vendor in _DRIVER_FILES else ""
-            return f"no Vulkan driver{whose} is installed", install_driver(system, device.vendor)
+            words = "no Vulkan driver is installed"
+            if device.vendor in _DRIVER_FILES:
+                words = f"no Vulkan driver for {device.vendor} is installed"
+            return words, install_driver(system, device.vendor)
     for device in devices:
         needed = next((MESA_FOR_ARCH[name] for name in _targets(device) if name in MESA_FOR_ARCH), None)
         have = mesa_version(host, system, device.vendor) if needed else None
@@ -229,10 +226,12 @@ def _unsuited(host: Host, system: Distribution, device: Device, cpu_name: str) -
     """Why an installed driver has nothing for the kernels, and what to do."""
     if device.driver == "radeon":
         add = "radeon.si_support=0 radeon.cik_support=0 amdgpu.si_support=1 amdgpu.cik_support=1"
-        words = "The kernel driver radeon has none. Radeon HD 7700 and newer can use amdgpu"
-        return _UNSUITED, f"{words}: {set_kernel_parameters(host, add)}"
+        change = set_kernel_parameters(host, add)
+        return (
+            _UNSUITED, f"The kernel driver radeon has none. Radeon HD 7700 and newer can use amdgpu: {change}",
+        )  # fmt: skip
     if device.driver == "nouveau":
-        return _UNSUITED, install_driver(system, "NVIDIA")
+        return _UNSUITED, nvidia_driver(system)
     chip = gpu_of(device, cpu_name)
     if chip is not None and not _WITHOUT_16_BITS & {*chip.ids}:
         return types.NOT_OFFERED, fix_hints.RESTART_NVIDIA if device.driver == "nvidia" else fix_hints.RESTART
@@ -251,10 +250,10 @@ def driver_files(host: Host) -> tuple[str, ...]:
 
 def install_driver(system: Distribution, vendor: str) -> str:
     """How this distribution installs the vendor's Vulkan driver."""
+    if vendor == "NVIDIA":
+        return nvidia_driver(system)
     if system.family == "nixos":
         return "Set `hardware.graphics.enable = true;` in the system's configuration and rebuild it."
-    if system.id == "ubuntu" and vendor == "NVIDIA":
-        return "Install NVIDIA's driver: `sudo ubuntu-drivers install`, then restart."
     packages = _PACKAGES.get(system.family, {})
     package = packages.get(vendor) or packages.get("")
     if package is None:
@@ -262,7 +261,7 @@ def install_driver(system: Distribution, vendor: str) -> str:
             "Install a Vulkan driver: Mesa's for AMD and Intel (`mesa-vulkan-drivers`, elsewhere `vulkan-radeon` "
             "or `vulkan-intel`), or NVIDIA's own, with the Vulkan loader."
         )
-    restart = ", then restart" if system.image_based or vendor == "NVIDIA" else ""
+    restart = ", then restart" if system.image_based else ""
     return f"Install it: `{system.install(package)}`{restart}."
 
 

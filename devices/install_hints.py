@@ -76,14 +76,11 @@ def missing_backend(  # noqa: PLR0911 - one for each kind of remedy
         return f"{install}."
     build = f"{install}. Or install" if pack in PACKS else "Install"
     if backend == "vulkan":
-        return f"{build} {VULKAN_TOOLS} and build again: `{again}`."
+        return f"{build} {VULKAN_TOOLS} and build again: `python3 start.py`."
     option, toolkit = _TOOLKITS.get(backend, (backend.upper(), "its toolkit"))
     flag = f"-DGGML_{option}=ON"
-    command = (
-        f"set CMAKE_ARGS={flag}&& {again}"
-        if system == "windows"
-        else f"rm -r .venv && CMAKE_ARGS={flag} python3 start.py"
-    )
+    start = f"set CMAKE_ARGS={flag}&& py start.py"
+    command = start if system == "windows" else f"CMAKE_ARGS={flag} python3 start.py"
     return f"{build} {toolkit} and build again: `{command}`."
 
 

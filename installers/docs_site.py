@@ -82,8 +82,9 @@ def command_page() -> str:
 # Environment variables that are not settings: name and meaning.
 VARIABLES: Final = (
     ("TESSERA_HOME", "the folder for settings, models, chats, cache and logs; relative to the current folder"),
-    ("TESSERA_API_KEY", "the key that a public server asks for, and that clients of Tessera send"),
+    ("TESSERA_API_KEY", "the key that clients of `tessera serve` must send"),
     ("TESSERA_SERVER", "the address of the server that the terminal and the window use"),
+    ("TESSERA_KEY", "the key that they send to the server in `TESSERA_SERVER`"),
     (
         "TESSERA_ENGINE_VERSION",
         "the installed version of llama.cpp for one start; `shipped` is the included one",

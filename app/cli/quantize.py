@@ -87,6 +87,7 @@ _SAME_NAME = (
 )
 @click.option(
     "--yes",
+    "-y",
     is_flag=True,
     help="Do not ask before reading chats, running the model's programs or downloading llama.cpp's converter.",
 )

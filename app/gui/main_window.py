@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QByteArray, QObject, QPoint, QSize, QTimer, Signal
@@ -17,6 +16,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.attachments import parted
 from app.db import conversations
 from app.db.records import Conversation
 from app.db.store import TEMPORARY
@@ -53,7 +53,7 @@ class PageEntry:
 class MainWindow(QMainWindow):
     """Navigation, shortcuts, drag and drop, and state saved between starts."""
 
-    model_dropped = Signal(str)
+    models_dropped = Signal(list)
     server_wanted = Signal()
     closed = Signal()
     _quitting = False
@@ -291,13 +291,12 @@ class MainWindow(QMainWindow):
 
     def open_files(self, files: list[str]) -> None:
         """Open models in the library and attach other files to the chat."""
-        for name in files:
-            path = Path(name)
-            if path.suffix.lower() == ".gguf" or path.is_dir():
-                self.model_dropped.emit(str(path))
-            else:
-                self.show_page("chat")
-                self.chat.composer.attach([name])
+        models, others = parted(files)
+        if others:
+            self.show_page("chat")
+            self.chat.composer.attach(others)
+        if models:
+            self.models_dropped.emit(models)
         self.raise_()
         self.activateWindow()
 

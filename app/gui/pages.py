@@ -21,7 +21,8 @@ class Pages:
         window.chat.library_wanted.connect(self._find_models)
         window.chat.pull_wanted.connect(self._pull)
         window.chat.documents_wanted.connect(lambda: self._show("documents"))
-        window.model_dropped.connect(self._offer)
+        window.models_dropped.connect(self._offer)
+        window.chat.composer.models_given.connect(self._offer)
         self._first: set[str] = set()  # download jobs that were started from an empty chat
         self._awaiting_first = False
         jobs.changed.connect(self._on_job)
@@ -63,7 +64,9 @@ class Pages:
     def _code(self) -> QWidget:
         from app.gui.code.page import CodePage
 
-        return CodePage(self._services)
+        page = CodePage(self._services)
+        page.composer.models_given.connect(self._offer)
+        return page
 
     def _library(self) -> QWidget:
         from app.gui.library.page import LibraryPage
@@ -206,5 +209,5 @@ class Pages:
         if text == self._next_steps:
             self._window.repeat_first_time("next-steps")
 
-    def _offer(self, path: str) -> None:
-        self._show("library").offer(path)
+    def _offer(self, models: list[str]) -> None:
+        self._show("library").offer(*models)

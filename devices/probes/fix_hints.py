@@ -7,13 +7,11 @@ _DRIVERS = {
     "AMD": "Install amdgpu's firmware: `sudo apt install firmware-amd-graphics` on Debian, `linux-firmware` "
     "elsewhere; then reboot.",
     "Intel": "Update the kernel (xe and i915 support new GPUs late) and linux-firmware; then reboot.",
-    "NVIDIA": "Install NVIDIA's driver: `sudo ubuntu-drivers install` (Ubuntu), `sudo apt install "
-    "nvidia-driver` (Debian), `sudo dnf install akmod-nvidia` (Fedora); then reboot.",
 }
 
 
 def gpu_driver(vendor: str) -> str:
-    """How to get a GPU driver on Linux."""
+    """How to get a GPU driver on Linux, but NVIDIA's."""
     return _DRIVERS.get(vendor, "Install the kernel driver of this GPU, then reboot.")
 
 

@@ -4,6 +4,7 @@ import re
 
 from devices import types
 from devices.chips import GPU_CORES, LINK
+from devices.distribution import distribution, nvidia_driver
 from devices.host import Host, fields, number, read_number, text
 from devices.probes import fix_hints, gpu_ids
 from devices.probes.cgroup_limits import is_container
@@ -170,7 +171,8 @@ def _state(  # noqa: C901 - one branch per reason why a GPU is unreachable
                 f"the {module} driver is loaded but refused this GPU",
                 fix_hints.firmware(module, f.address),
             )
-        return "driver_missing", types.NO_DRIVER_BOUND, fix_hints.gpu_driver(vendor)
+        hint = nvidia_driver(distribution(host)) if vendor == "NVIDIA" else fix_hints.gpu_driver(vendor)
+        return "driver_missing", types.NO_DRIVER_BOUND, hint
     if f.driver == "vfio-pci":
         return "failed", types.SET_ASIDE_FOR_VM, fix_hints.vfio(f.address)
     if f.driver == "nvidia":

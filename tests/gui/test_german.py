@@ -3,6 +3,7 @@
 import ast
 import re
 import string
+from typing import get_args
 
 import pytest
 from PySide6.QtCore import QLocale, QTranslator
@@ -14,8 +15,12 @@ from app.gui.application import install_language, texts_of
 from app.gui.chat.tools_side import ToolConsentCard
 from app.tools.consent import start_request
 from app.tools.mcp_config import McpServerConfig
+from devices.distribution import Distribution, Family, nvidia_driver
+from devices.install_hints import missing_backend, no_device
+from engine.api.machine import Device, Memory
 from engine.message_catalog import AMOUNTS, CHECKS, TEMPLATES, sentence
 from engine.message_catalog.reasons import Reason, because
+from tests.gui.fake_server import machine
 from tests.gui.translatable import ROOT, every_text
 from tests.gui.wire import fact, placement
 from tests.unit.engine.test_wording import SENTENCE, written
@@ -219,6 +224,7 @@ PLAIN = (
     "app/setting.py",
     "app/tools/mcp_config.py",
     "devices/doctor.py",
+    "devices/gpu_advice.py",
     "engine/placement/pins.py",
     "devices/system_checks.py",
     "devices/probes/gpu_linux.py",
@@ -245,6 +251,28 @@ def test_every_plain_text_is_one_that_the_window_knows(path):
         if SENTENCE.search(text) and not NO_TEXTS.search(text) and not is_translated:
             unknown.append(text)
     assert unknown == [], "add a template to PLAIN_TEXTS, with fields for the values"
+
+
+EVERY_SYSTEM = [("debian", True), *((family, False) for family in get_args(Family))]
+
+
+def test_how_to_get_a_backend_is_known():
+    backends = ("cpu", "vulkan", "cuda", "rocm", "sycl", "opencl", "openvino", "metal", "rpc")
+    systems = [(system, arch) for system in ("linux", "windows", "macos") for arch in ("x86_64", "aarch64")]
+    told = {
+        hint
+        for backend in backends
+        for system, arch in systems
+        for hint in (
+            missing_backend(backend, system, arch, frozen=False),
+            missing_backend(backend, system, arch, frozen=True),
+            no_device(backend, system),
+        )
+        if hint
+    }
+    told |= {nvidia_driver(Distribution(family=family, is_ubuntu=is_ubuntu)) for family, is_ubuntu in EVERY_SYSTEM}
+    assert len(told) > 30
+    assert [hint for hint in sorted(told) if not is_known(hint)] == [], "add templates to PLAIN_TEXTS"
 
 
 @pytest.mark.parametrize("capabilities", [(), ("fim",)])
@@ -293,6 +321,21 @@ def test_a_plain_text_is_german_to_its_innermost_part(german):
     )
     if (missing := sandbox.without_bubblewrap()) is not None:
         assert isinstance(missing, Reason)
+
+
+def test_what_the_first_screen_says_about_a_gpu_is_german_to_its_innermost_part(german):
+    from app.gui.devices.facts import gpu_words
+
+    gpu = Device(
+        id="0000:01", kind="dgpu", vendor="NVIDIA", name="RTX 4060", state="present", memory=Memory(),
+        reason="no Vulkan driver for NVIDIA is installed",
+        fix_hint=nvidia_driver(Distribution(family="fedora")) + " Tessera then installs its kernels itself.",
+    )  # fmt: skip
+    assert gpu_words(machine(devices=(gpu,))) == (
+        "GPU: RTX 4060 wird nicht benutzt: kein Vulkan-Treiber für NVIDIA ist installiert. "
+        "Installieren Sie den Treiber von NVIDIA aus der Paketquelle RPM Fusion nonfree (vorher aktivieren): "
+        "„sudo dnf install akmod-nvidia“, dann neu starten. Danach installiert Tessera seine Kernels selbst."
+    )
 
 
 def literals(node):

@@ -310,6 +310,22 @@ def test_a_dropped_model_is_offered_both_ways(qtbot, library, server):
     )
 
 
+@pytest.mark.parametrize(
+    ("added", "told"),
+    [(("spark",), "Spark (demo) is ready."), (("spark", "other"), "Spark (demo), Other is ready.")],
+)
+def test_after_a_model_was_linked_a_chat_with_it_is_one_click_away(qtbot, library, server, added, told):
+    server.routes["POST", "/tessera/v1/models/link"] = Linked(added=added)
+    library.add("/some/where/model.gguf", link=True)
+    qtbot.waitUntil(lambda: library.banner.text == told)
+    if len(added) > 1:
+        assert "Chat with it" not in texts(library.banner)
+        return
+    with qtbot.waitSignal(library.chat_wanted) as chat:
+        press(library.banner, "Chat with it")
+    assert chat.args == ["spark"]
+
+
 def test_a_folder_without_a_new_model_is_told(qtbot, library, server, tmp_path):
     server.routes["POST", "/tessera/v1/models/link"] = Linked(added=())
     library.add(str(tmp_path), link=True)

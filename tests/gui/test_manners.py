@@ -33,6 +33,7 @@ from app.gui.crash import CrashReports, redact
 from app.gui.main_window import Tray
 from app.gui.shortcuts import SHORTCUTS, ShortcutSheet
 from engine.api.jobs import JobKind
+from engine.api.library import Linked
 from tests.gui.hands import ask, press
 from tests.gui.wire import job
 
@@ -106,11 +107,31 @@ def test_dropped_models_go_to_the_library_and_other_files_to_the_chat(qtbot, des
     event = QDropEvent(
         QPointF(9, 9), Qt.DropAction.CopyAction, mime, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
     )
-    with qtbot.waitSignal(desktop.window.model_dropped) as dropped:
+    with qtbot.waitSignal(desktop.window.models_dropped) as dropped:
         desktop.window.dropEvent(event)
-    assert dropped.args == [str(model)]
+    assert dropped.args == [[str(model)]]
     qtbot.waitUntil(lambda: len(desktop.window.chat.composer.attachments) == 1)
     assert "model.gguf" in desktop.window.page("library").banner.text
+
+
+@pytest.mark.parametrize("page", ["chat", "code"])
+def test_models_dropped_on_a_message_go_to_the_library_all_of_them(desktop, server, qtbot, tmp_path, page):
+    """It is the largest target of the first page. A projector lies next to its model, a large one is in parts."""
+    server.routes["POST", "/tessera/v1/models/link"] = Linked(added=("spark",))
+    names = ("llava-00001-of-00002.gguf", "llava-00002-of-00002.gguf", "mmproj-llava.gguf")
+    mime = QMimeData()
+    mime.setUrls([QUrl.fromLocalFile(str(tmp_path / name)) for name in names])
+    desktop.window.show_page(page)
+    composer = desktop.window.page(page).composer
+    composer.editor.insertFromMimeData(mime)
+    library = desktop.window.page("library")
+    assert (library.banner.text, composer.attachments) == ("Add 2 files to the library?", [])
+    press(library.banner, "Use it in its current folder")
+
+    def linked():
+        return [body["where"] for method, path, body in server.requests if path == "/tessera/v1/models/link"]
+
+    qtbot.waitUntil(lambda: sorted(linked()) == [str(tmp_path / names[0]), str(tmp_path / names[2])])
 
 
 # -- shortcuts

@@ -26,7 +26,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.attachments import Document, document_text, read
+from app.attachments import Document, document_text, parted, read
 from app.db.records import Attachment
 from app.gui.background import Background
 from app.gui.chat.answer_stats import number
@@ -196,6 +196,7 @@ class Composer(QFrame):
     prompts_wanted = Signal()
     source_removed = Signal()
     message_taken = Signal()  # the user sent the draft, or left it
+    models_given = Signal(list)  # for the library
     read_for_other = Signal(int, object)  # a file for the draft of a chat that is not shown any more
 
     def __init__(self, theme: Theme, background: Background, *, queues: bool = False) -> None:
@@ -394,6 +395,9 @@ class Composer(QFrame):
     def attach(self, files: list[str]) -> None:
         """Read these files and add them to the draft. A message that is sent meanwhile waits for them."""
         chat = self._chat
+        models, files = parted(files)
+        if models:
+            self.models_given.emit(models)
 
         def done(document: Document) -> None:
             item = Attachment(document.name, document.mime, document.text, document.data)

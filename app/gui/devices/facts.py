@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from PySide6.QtCore import QCoreApplication
 
 from app.gui import formatted
+from app.gui.reasons import known_text
 from app.gui.widgets.memory_bar import Share
 from devices.first_look import device_name, gpu_lines
 from engine.api.machine import Device, DeviceUsage, Machine, Pool, Reservation
@@ -99,7 +100,9 @@ def _billions(num_bytes: int) -> int:
 
 def gpu_words(machine: Machine) -> str:
     """What set-up and `tessera doctor` print about the GPUs: a line for each."""
-    return "\n".join(formatted.without_ticks(line) for line in gpu_lines(machine, tr))
+    return "\n".join(
+        formatted.without_ticks(line) for line in gpu_lines(machine, lambda text: known_text(tr(text)))
+    )
 
 
 def rank(device: Device) -> int:

@@ -200,21 +200,43 @@ class LibraryPage(Page):
             self._services.ask(self.banner, lambda: self._services.api.import_model(path), self._jobs.started)
 
     def _linked(self, path: str, new: Linked) -> None:
-        self.refresh()
         if new.added:
+            self.refresh(then=lambda: self._tell_of(new))
             return
+        self.refresh()
         text = self.tr("{name} is already in the library.")
         if Path(path).is_dir():
             text = self.tr("There is no new model in {name}. Models that you put there appear here automatically.")
         self.banner.notify(text.format(name=Path(path).name or path), "info")
 
-    def offer(self, path: str) -> None:
-        """Ask whether to link or copy a model that was dropped on the window."""
+    def _tell_of(self, new: Linked) -> None:
+        """Report linked models, with what to do next. A vision projector alone is no model."""
+        added = [model for model, _ in self._shown if model.id in new.added]
+        if not added:
+            return
+        model, names = added[0], ", ".join(model.name for model in added)
+        chat = (self.tr("Chat with it"), lambda: self.chat_wanted.emit(model.id))
+        can_chat = len(added) == 1 and {"chat", "completion"} & {*model.capabilities}
+        self.banner.notify(self.tr("{name} is ready.").format(name=names), "ok", *([chat] if can_chat else []))
+
+    def offer(self, *paths: str) -> None:
+        """Ask whether to link or copy models that were dropped on the window. Parts of a file are one model."""
+        from quantize.files.gguf_split import model_files
+
+        models = tuple(dict.fromkeys(str(model_files(Path(path))[0]) for path in paths))
+        words = self.tr("Add {name} to the library?").format(name=Path(models[0]).name)
+        if len(models) > 1:
+            words = self.tr("Add {n} files to the library?").format(n=len(models))
+
+        def add(*, link: bool) -> None:
+            for path in models:
+                self.add(path, link=link)
+
         self.banner.notify(
-            self.tr("Add {name} to the library?").format(name=Path(path).name),
+            words,
             "info",
-            (self.tr("Use it in its current folder"), lambda: self.add(path, link=True)),
-            (self.tr("Copy it"), lambda: self.add(path, link=False)),
+            (self.tr("Use it in its current folder"), lambda: add(link=True)),
+            (self.tr("Copy it"), lambda: add(link=False)),
         )
 
     def look_for_newer(self) -> None:

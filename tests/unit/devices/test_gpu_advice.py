@@ -14,6 +14,8 @@ from devices.first_look import gpu_lines
 from devices.gpu_advice import with_advice
 from devices.kernel_packs import bundled
 from devices.merge import merged
+from devices.probes import gpu_linux
+from devices.probes.pci import PciFunction
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from devices.types import BackendDevice, BackendReport
@@ -63,6 +65,34 @@ def test_a_missing_driver_is_named_as_the_distribution_calls_it(system, command)
     (line,) = gpu_lines(machine_on(system, NO_DEVICE, drivers=("lvp_icd.json",)))
     assert "no Vulkan driver for AMD is installed" in line
     assert command in line
+
+
+MINT = 'NAME="Linux Mint"\nID=linuxmint\nID_LIKE="ubuntu debian"\nVERSION_ID="22.1"\n'
+
+
+@pytest.mark.parametrize(
+    ("system", "words"),
+    [
+        ("Debian 13", "the repository non-free (enable it first): `sudo apt install nvidia-driver`, then restart."),
+        ("Ubuntu 24.04", "NVIDIA's driver: `sudo ubuntu-drivers install`, then restart."),
+        (MINT, "NVIDIA's driver: `sudo ubuntu-drivers install`, then restart."),
+        ("Fedora 43", "the repository RPM Fusion nonfree (enable it first): `sudo dnf install akmod-nvidia`"),
+        ("Arch", "NVIDIA's driver: `sudo pacman -S nvidia-open`, then restart."),
+        ("openSUSE Tumbleweed", "the repository NVIDIA (enable it first): `sudo zypper install nvidia-driver-G06"),
+        ("NixOS", '`services.xserver.videoDrivers = [ "nvidia" ];`'),
+    ],
+)
+def test_nvidias_driver_is_named_with_the_repository_that_no_system_has_at_first(system, words):
+    """Stock Debian, Fedora and openSUSE answer that there is no such package."""
+    lines = gpu_lines(machine_on(system, SEES_INTEL, name="nv-hybrid-addw4", drivers=("intel_icd.json",)))
+    (without_vulkan,) = (line for line in lines if "is not used" in line)
+    assert words in without_vulkan
+    recording = copy.deepcopy(RECORDINGS["nv-hybrid-addw4"])
+    recording["files"]["/etc/os-release"] = SYSTEMS.get(system, system)
+    host = RecordedHost({**recording, "backends": []})
+    card = PciFunction("0000:01:00.0", 0x030000, 0x10DE, 0x28E0, None, None, virtual_function=False, asleep=False)
+    state, _, hint = gpu_linux._state(host, card, "NVIDIA", [])
+    assert (state, words in hint) == ("driver_missing", True), "the same where no driver is bound"
 
 
 def test_on_an_image_packages_are_layered():

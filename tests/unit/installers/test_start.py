@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from installers.bootstrap import kernels, system
+from installers.bootstrap import environment, kernels, system
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -242,6 +242,41 @@ def test_tools_that_were_installed_later_are_noticed_and_removed_ones_are_not(st
     assert start.is_ready("server")
     monkeypatch.setattr(kernels, "vulkan_ready", lambda: False)
     assert start.is_ready("server")
+
+
+def test_other_variables_of_the_build_build_again_and_an_update_keeps_them(start, monkeypatch, tmp_path):
+    """docs/gpu.md has CUDA, ROCm and SYCL built by such a start, also where there is an environment."""
+    built = []
+    monkeypatch.setattr(start, "MARKER", str(tmp_path / "marker"))
+    monkeypatch.setattr(start, "build_tools", list)
+    monkeypatch.setattr(environment, "make", lambda **_: built.append(os.environ.get("CMAKE_ARGS", "")) or 0)
+
+    for name in start.VARIABLES:
+        monkeypatch.setenv(name, "")
+
+    def ready(**variables):
+        """Whether a start with these variables builds nothing."""
+        with monkeypatch.context() as shell:
+            for name in start.VARIABLES:
+                shell.delenv(name)
+            for name, value in variables.items():
+                shell.setenv(name, value)
+            before = start.is_ready("server")
+            return before or start.make_environment("server", {}) != 0
+
+    assert not ready()
+    assert not ready(CMAKE_ARGS="-DGGML_CUDA=ON  -DCMAKE_CUDA_ARCHITECTURES=89")
+    assert ready(CMAKE_ARGS="-DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=89")
+    assert ready()
+    assert not ready(CFLAGS="-march=x86-64-v3")
+    assert ready()
+    monkeypatch.setattr(start, "fingerprint", lambda kind: "of other locks")
+    assert not ready()
+    assert built[-1] == "-DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=89", "an update drops no kernels"
+    assert not ready(CMAKE_ARGS="")
+    assert built[-1] == ""
+    assert ready(CFLAGS="-march=x86-64-v3")
+    assert len(built) == 5
 
 
 def test_vulkan_is_not_built_where_a_pack_comes_along(monkeypatch, tmp_path):
