@@ -201,8 +201,8 @@ def make_environment(kind: str, own: "dict[str, str]") -> int:
     """Build the environment and mark it as ready; returns an exit code."""
     from installers.bootstrap import environment
 
-    kept = {name: value for name, value in marked().items() if name in VARIABLES}
-    os.environ.update({**kept, **os.environ})  # an update builds again what the user once asked for
+    old_values = {name: value for name, value in marked().items() if name in VARIABLES}
+    os.environ.update({**old_values, **os.environ})  # an update builds again what the user once asked for
     variables = {v: " ".join(os.environ.get(v, "").split()) for v in VARIABLES}
     code = environment.make(
         root=ROOT,

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.echo import echo, failed
+from app.cli.echo import echo, echo_result, failed
 
 if TYPE_CHECKING:
     from app.evals.tool_calls.run import CaseResult, Certificate
+
+
+_MOST_CHARS = 200  # of a line
 
 
 @click.command(help="Run about 30 tool calls on each MODEL and show the pass rate; several models are compared.")
@@ -43,8 +46,8 @@ def command(
 
     def show(result: "CaseResult") -> None:
         if not quiet and not as_json:
-            mark = click.style("pass", fg="green") if result.passed else click.style("fail", fg="red")
-            echo(f"{mark}  {result.category:13} {result.name:22} {result.reason or ''}"[:200].rstrip())
+            text = f"{result.category:13} {result.name:22} {result.reason or ''}"
+            echo_result(text[:_MOST_CHARS], passed=result.passed)
 
     store = CertificateStore(user_paths().state)
     certificates = []

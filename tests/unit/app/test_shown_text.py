@@ -11,7 +11,7 @@ from rich.console import Console
 from app.cli import main as cli_main
 from app.cli.console import console, escape, table
 from app.cli.conversation import Conversation
-from app.cli.echo import echo
+from app.cli.echo import echo, echo_result
 from app.client import ChatDelta
 
 ESCAPES = "\x1b[2J\x1b]52;c;aGk=\x07\u202e\x9b8m"
@@ -113,3 +113,15 @@ def test_lines_are_printed_through_one_door():
 def test_a_line_of_a_command(capsys):
     echo(f"model {ESCAPES}", fg="yellow")
     assert not STEERING.search(re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out))
+
+
+def test_a_coloured_line_has_colours_and_escapes_what_others_wrote(capsys):
+    """`click.style` in a text of `echo` would be escaped too: "\\x1b[31mfail" was shown by certify and evaluate."""
+    context = click.Context(click.Command("test"), color=True)
+    with context:
+        echo_result(f"a case {ESCAPES}", passed=False)
+    shown = capsys.readouterr().out
+    assert shown.startswith("\x1b[31mfail\x1b[0m  a case \\x1b[2J")
+    assert not STEERING.search(shown.removeprefix("\x1b[31mfail\x1b[0m"))
+    styled = [file.name for file in CLI.glob("*.py") if "click.style(" in file.read_text("utf-8")]
+    assert styled == ["echo.py"]
