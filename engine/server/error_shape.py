@@ -20,6 +20,8 @@ _BY_PREFIX: Final = sorted(
     ((prefix, shape) for shape in (anthropic.SHAPE, ollama.SHAPE, openai.SHAPE) for prefix in shape.prefixes),
     key=lambda pair: -len(pair[0]),
 )
+# Addresses that programs are given, and the list of models below each.
+_BASES: Final = {"/v1": "/models", "/api": "/tags", "/tessera/v1": "/models"}
 
 
 def shape_of(scope: Scope) -> ErrorShape:
@@ -51,7 +53,7 @@ async def engine_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = "not_found" if error.status_code == 404 else "http_error"
-    refused = f"{request.method} {request.url.path}: {error.detail}"
+    refused = f"{request.method} {request.url.path}: {error.detail}{_hint(request) if code == 'not_found' else ''}"
     body = refusal_body(request.scope, error.status_code, code, refused)
     headers = {"x-should-retry": "false", **{k.lower(): v for k, v in (error.headers or {}).items()}}
     if error.status_code == 405:
@@ -61,9 +63,26 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 def _methods(request: Request) -> list[str]:
     """The methods that the path supports; several routes may share it."""
-    scopes = {method: {**request.scope, "method": method} for method in ("DELETE", "GET", "HEAD", "POST", "PUT")}
-    routes = request.app.router.routes
-    return [m for m, s in scopes.items() if any(route.matches(s)[0] is Match.FULL for route in routes)]
+    methods = ("DELETE", "GET", "HEAD", "POST", "PUT")
+    return [method for method in methods if _has_route(request, method=method)]
+
+
+def _has_route(request: Request, **changes: str) -> bool:
+    scope = {**request.scope, **changes}
+    return any(route.matches(scope)[0] is Match.FULL for route in request.app.router.routes)
+
+
+def _hint(request: Request) -> str:
+    """What is wrong with the base address of a program, if only that is."""
+    path = request.url.path.rstrip("/")
+    if path in _BASES:
+        return (
+            f". This is a base address for programs. GET {path}{_BASES[path]} lists the models, /docs all routes."
+        )
+    first, _, rest = path.lstrip("/").partition("/")
+    if not rest or not _has_route(request, path=f"/{rest}"):
+        return ""
+    return f". There is /{rest}: leave /{first} out of the base address."
 
 
 HANDLERS: Final[dict[Any, Any]] = {TesseraError: engine_error, HTTPException: _http_error}

@@ -48,6 +48,8 @@ async def list_models(request: Request) -> dict[str, Any]:
 @router.get("/v1/models/{model:path}")
 async def show_model(request: Request, model: str) -> dict[str, Any]:
     """One model."""
+    if not model:  # the list's address with a slash at its end
+        return await list_models(request)
     _answer_as_asked(request)
     state = server_state(request)
     described = await _describe(await state.models.entry(model), state)

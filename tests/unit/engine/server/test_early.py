@@ -128,9 +128,44 @@ def test_a_path_answers_alike_early_and_late(tmp_path, monkeypatch):
                 assert answer.json()["error"]["code"] == "http_error"
                 assert answer.headers["allow"] == ("POST" if "chat" in path else "GET")
             assert (await client.head("/")).status_code == 200
-            assert (await client.get("/nowhere")).json()["error"]["code"] == "not_found"
+            assert (await client.get("/v1/models/")).json() == (await client.get("/v1/models")).json()
+            nowhere = (await client.get("/nowhere")).json()["error"]
+            assert (nowhere["code"], nowhere["message"]) == ("not_found", "GET /nowhere: Not Found")
             assert (await client.get("/openapi.json")).json()["paths"]["/v1/chat/completions"]["post"][
                 "requestBody"
             ]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "hint"),
+    [
+        ("POST", "/v1/v1/chat/completions", ". There is /v1/chat/completions: leave /v1 out of the base address."),
+        ("POST", "/v1/v1/messages", ". There is /v1/messages: leave /v1 out of the base address."),
+        ("POST", "/v1/api/chat", ". There is /api/chat: leave /v1 out of the base address."),
+        ("GET", "/api/v1/models", ". There is /v1/models: leave /api out of the base address."),
+        (
+            "GET",
+            "/v1/",
+            ". This is a base address for programs. GET /v1/models lists the models, /docs all routes.",
+        ),
+        ("GET", "/api", ". This is a base address for programs. GET /api/tags lists the models, /docs all routes."),
+        ("POST", "/v1/v1/nothing", ""),
+    ],
+)
+def test_a_wrong_base_address_is_named(tmp_path, monkeypatch, method, path, hint):
+    """Programs append /v1 or do not; the user who entered the address sees only the error."""
+    monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
+    models = ServedModels(lambda: None)
+    placer = Placer(open_resources(user_paths()))
+    state = ServerState(models=models, pool=FreePool(models), access=Access("secret"), placer=placer)
+
+    async def main():
+        transport = httpx2.ASGITransport(create_app(state), raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            answer = await client.request(method, path, json={} if method == "POST" else None)
+            assert answer.status_code == 404
+            assert answer.json()["error"]["message"] == f"{method} {path}: Not Found{hint}"
 
     asyncio.run(main())
