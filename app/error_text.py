@@ -58,7 +58,9 @@ def _unsupported_model(error: Any) -> str:
 
 
 def _converter_needed(error: Any) -> str:
-    return f"{error.path}: {error.reason}. `tessera models convert {error.path}` offers to get it."
+    return (
+        f"{error.path}: {error.reason}. `tessera models convert {shlex.quote(str(error.path))}` offers to get it."
+    )
 
 
 _WORDS: Final[dict[type[BaseException], Callable[[Any], str]]] = {

@@ -1,5 +1,6 @@
 """Texts for the engine's decisions: one template per kind, with named fields for its values."""
 
+import shlex
 import string
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -18,6 +19,8 @@ TEMPLATES: Final = {
 }  # fmt: skip
 # Format specifications for bytes: the first includes the unit, the second omits it.
 AMOUNTS: Final = ("bytes", "plain_bytes")
+# Format specification for a word of a command: names and paths may contain spaces.
+WORD: Final = "word"
 
 
 class Wording(string.Formatter):
@@ -47,6 +50,8 @@ class Wording(string.Formatter):
             return (format_spec or ", ").join(self.format_field(one, "") for one in value)
         if format_spec in AMOUNTS:
             return self.amount(value, format_spec)
+        if format_spec == WORD:
+            return shlex.quote(str(value))
         return str(super().format_field(value, format_spec))
 
 

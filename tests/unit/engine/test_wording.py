@@ -169,3 +169,15 @@ def test_a_reason_crosses_the_wire_whole():
 def test_another_language_has_sentences_of_its_own():
     german = Wording({TEMPLATES["no_npu"]: "keine NPU", TEMPLATES["npu_wanted_but"]: "{why}, aber {problem}"}.get)
     assert german.sentence(because("npu_wanted_but", why=because("no_npu"), problem="x")) == "keine NPU, aber x"
+
+
+def test_a_model_in_a_command_is_one_word_of_a_shell():
+    """A path may contain spaces: the command is there to be copied."""
+    bare = {
+        kind: text
+        for kind, text in {**TEMPLATES, **COMMANDS}.items()
+        if re.search(r"tessera [a-z -]+\{model\}", text)
+    }
+    assert bare == {}
+    told = sentence(because("speed_forecast", half=0.1, rare=0.5, model="My models/a.gguf"))
+    assert "`tessera bench 'My models/a.gguf'` measures it" in told
