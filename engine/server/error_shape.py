@@ -79,10 +79,10 @@ def _hint(request: Request) -> str:
         return (
             f". This is a base address for programs. GET {path}{_BASES[path]} lists the models, /docs all routes."
         )
-    first, _, rest = path.lstrip("/").partition("/")
-    if not rest or not _has_route(request, path=f"/{rest}"):
+    first, _, shorter = path.lstrip("/").partition("/")
+    if not shorter or not _has_route(request, path=f"/{shorter}"):
         return ""
-    return f". There is /{rest}: leave /{first} out of the base address."
+    return f". There is /{shorter}: leave /{first} out of the base address."
 
 
 HANDLERS: Final[dict[Any, Any]] = {TesseraError: engine_error, HTTPException: _http_error}

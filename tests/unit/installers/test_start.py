@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,25 @@ def test_what_the_tests_start_is_compiled_once(start, monkeypatch):
     [(command, environment)] = seen
     assert command[-2:] == ["-q", "tests/unit"]
     assert "PYTHONDONTWRITEBYTECODE" not in environment
+
+
+@pytest.mark.process
+def test_nothing_of_the_current_folder_is_run(start, monkeypatch, tmp_path):
+    """`python3 start.py` works from any folder: also in a project with a package `app`, and in an untrusted one."""
+    for name in ("app/__init__.py", "app/__main__.py", "click.py", "pip.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"raise SystemExit('{name} of the current folder')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(start, "venv_python", lambda: sys.executable)
+    run = partial(subprocess.run, capture_output=True, text=True, check=False)
+    monkeypatch.setattr(start, "run", lambda command: run(command).stdout)
+    assert start.run_tessera(["--version"]).startswith("tessera, version ")
+    monkeypatch.setattr(start, "is_ready", lambda kind: False)
+    monkeypatch.setattr(start, "MARKER", str(tmp_path / "marker"))
+    folders = []
+    monkeypatch.setattr(environment, "make", lambda **_: folders.append(Path.cwd()) or 4)
+    assert start.carry_out({}, []) == 4
+    assert (folders, Path.cwd()) == ([ROOT], tmp_path)
 
 
 def test_the_build_takes_our_kernels_along_and_a_change_of_them_makes_it_anew(start, monkeypatch, tmp_path):
