@@ -54,6 +54,20 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """Whether this backend computes with its matrix units on this system."""
         return backend in self.matrix or f"{backend}/{system}" in self.matrix
 
+    def is_related(self, other: "Gpu") -> bool:
+        """Whether both are of one family and have the same bandwidth."""
+        return (self.family, self.bandwidth_gbs) == (other.family, other.bandwidth_gbs)
+
+    def is_at_least(self, other: "Gpu") -> bool:
+        """Whether it is a related chip with as many units and as high peaks, or more."""
+        pairs = zip(self.sizes, other.sizes, strict=True)
+        return self.is_related(other) and all((own or 0) >= (its or 0) for own, its in pairs)
+
+    @property
+    def sizes(self) -> tuple[float | None, ...]:
+        """Its number of units and its peaks."""
+        return self.units, self.fp16_tflops, self.fp16_matrix_tflops, self.int8_dp4a_tops, self.int8_matrix_tops
+
 
 class CpuKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One kind of CPU. `reads_gbs`: read by all cores together; `bandwidth_gbs`: its usual memory.

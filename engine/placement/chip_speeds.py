@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from devices.chips import LINK, CpuKind, Gpu, cpu_kind, gpu
+from devices.chips import LINK, CpuKind, Gpu, chips, cpu_kind, gpu
 from devices.msgspec_lock import learned
 from devices.types import Device, Runtime
 
@@ -214,6 +214,17 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.attention_gflops or ATTENTION_SHARE * self.gflops
 
 
+# Rates that grow with the memory's speed and with the number of units, and seconds that shrink. All others are the
+# same for chips of one family and memory.
+MEMORY_RATES: Final = ("gbs", "wide_gbs", "wide_experts_gbs", "cache_gbs")
+COMPUTE_RATES: Final = ("gflops", "attention_gflops", "answer_attention_gflops")
+MEMORY_SECONDS: Final = ("piece_gb_s", "piece_cache_gb_s")
+COMPUTE_SECONDS: Final = (
+    "prompt_token_s", "prompt_linear_s", "prompt_wide_s", "prompt_experts_s", "prompt_pair_s", "prompt_mask_s",
+    "prompt_wide_heads_s",
+)  # fmt: skip
+
+
 class SharedSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Total tokens/s of several answers generated together, relative to one alone, by their number.
 
@@ -228,7 +239,10 @@ class SharedSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class FittedSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rates from published runs of one chip at several depths, used instead of the family's rule."""
+    """Rates from published runs of one chip at several depths, used instead of the family's rule.
+
+    Chips of its family with the same memory use them too, by their size.
+    """
 
     chip: Text
     backend: Text
@@ -280,17 +294,62 @@ def rates(device: Device, backend: str, threads: int | None = None) -> Rates:
     chip_speed = speed_of(chip, backend) if chip is not None else None
     if chip is None or chip_speed is None:
         return _unknown_rates(device, runtime)
-    fitted = next((r for r in chip_speeds().fitted if (r.chip, r.backend) == (chip.id, backend)), None)
+    fitted = _fitted_rates(chip.id, backend, has_dot=has_dot(runtime))
     if fitted is not None and has_matrix(runtime) == bool(chip.matrix):
-        return fitted.rates
+        return fitted
     return ruled_rates(device, chip, chip_speed, runtime)
 
 
 def ruled_rates(device: Device, chip: Gpu, chip_speed: GpuSpeed, runtime: Runtime | None) -> Rates:
     """Rates by the rule for the chip's family."""
-    gbs = bandwidth(device) * chip_speed.reads
-    flops = prompt_tflops(chip, chip_speed, runtime)
-    return Rates(gbs=gbs, gflops=flops * 1000, layer_s=chip_speed.layer_ms / 1000)
+    reads, tflops = reached(chip.id, chip_speed.backend, matrix=has_matrix(runtime), has_dot=has_dot(runtime))
+    return Rates(gbs=bandwidth(device) * reads, gflops=tflops * 1000, layer_s=chip_speed.layer_ms / 1000)
+
+
+@cache
+def reached(chip_id: str, backend: str, *, matrix: bool, has_dot: bool) -> tuple[float, float]:
+    """Share of its bandwidth, and TFLOPS in prompts, that a chip reaches through a backend with a row for it.
+
+    A chip without published runs is not faster than a larger one with runs, and not slower than a smaller one.
+    """
+
+    def own_rule(row: Gpu) -> tuple[float, float, bool]:
+        speed = speed_of(row, backend)
+        assert speed is not None
+        return speed.reads, prompt_tflops(row, speed, matrix=matrix, has_dot=has_dot), bool(speed.chip)
+
+    chip = gpu(chip_id)
+    assert chip is not None
+    reads, tflops, is_published = own_rule(chip)
+    relatives = () if is_published else (row for row in chips().gpus if row.family == chip.family)
+    for relative in relatives:
+        its_reads, its_tflops, is_published = own_rule(relative)
+        if is_published and relative.is_at_least(chip):
+            reads, tflops = min(reads, its_reads), min(tflops, its_tflops)
+        elif is_published and chip.is_at_least(relative):
+            reads, tflops = max(reads, its_reads), max(tflops, its_tflops)
+    return reads, tflops
+
+
+@cache
+def _fitted_rates(chip_id: str, backend: str, *, has_dot: bool) -> Rates | None:
+    """Rates from published runs of the chip, else of a related one, scaled by what the rule says of both."""
+    chip, rows = gpu(chip_id), [row for row in chip_speeds().fitted if row.backend == backend]
+    own = next((row for row in rows if row.chip == chip_id), None)
+    if own is not None or chip is None or chip.bandwidth_gbs is None:
+        return own.rates if own is not None else None
+    other = next((row for row in rows if (its := gpu(row.chip)) is not None and its.is_related(chip)), None)
+    if other is None:
+        return None
+    both, matrix = (chip_id, other.chip), bool(chip.matrix)
+    ruled = [reached(name, backend, matrix=matrix, has_dot=has_dot) for name in both]
+    reads, computes = (own_value / its_value for own_value, its_value in zip(*ruled, strict=True))
+    values = msgspec.structs.asdict(other.rates)
+    changed = {name: values[name] and values[name] * reads for name in MEMORY_RATES}
+    changed |= {name: values[name] and values[name] * computes for name in COMPUTE_RATES}
+    changed |= {name: values[name] and values[name] / reads for name in MEMORY_SECONDS}
+    changed |= {name: values[name] and values[name] / computes for name in COMPUTE_SECONDS}
+    return msgspec.structs.replace(other.rates, **changed)
 
 
 def openvino_rates(device: Device, type_name: str, threads: int | None) -> Rates:
@@ -312,9 +371,9 @@ def speed_of(chip: Gpu, backend: str) -> GpuSpeed | None:
     return next((row for row in (*own, *family) if row.backend == backend), family[0] if family else None)
 
 
-def prompt_tflops(chip: Gpu, speed: GpuSpeed, runtime: Runtime | None) -> float:
-    """TFLOPS that a dense model's prompt reaches. What the device reports takes precedence over the table."""
-    top = peak_tflops(chip, has_matrix(runtime), has_dot=runtime is None or runtime.int_dot is not False)
+def prompt_tflops(chip: Gpu, speed: GpuSpeed, *, matrix: bool, has_dot: bool) -> float:
+    """TFLOPS that a dense model's prompt reaches."""
+    top = peak_tflops(chip, matrix, has_dot=has_dot)
     if speed.share is None or top is None:
         limit = speed.tflops or 1.0
         return min(limit, 0.2 * top) if top is not None else limit
@@ -324,6 +383,11 @@ def prompt_tflops(chip: Gpu, speed: GpuSpeed, runtime: Runtime | None) -> float:
 def has_matrix(runtime: Runtime | None) -> bool:
     """Whether it computes with matrix units, as the device reports or the table lists."""
     return runtime is not None and runtime.matrix_units is True
+
+
+def has_dot(runtime: Runtime | None) -> bool:
+    """Whether it computes integer dot products, unless the device reports that it does not."""
+    return runtime is None or runtime.int_dot is not False
 
 
 def peak_tflops(chip: Gpu, matrix: bool, *, has_dot: bool = True) -> float | None:

@@ -59,6 +59,8 @@ COMMON = (
     "LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_TOOLS=OFF", "LLAMA_BUILD_SERVER=OFF",
     "GGML_CCACHE=OFF", "LLAMA_CURL=OFF",
 )  # fmt: skip
+# CMake's own rule, and a file's identity: its object's path in the build folder.
+HIP_RULE = "<CMAKE_HIP_COMPILER> <DEFINES> <INCLUDES> <FLAGS> -cuid=<OBJECT> -o <OBJECT> -x hip -c <SOURCE>"
 MINGW = """set(CMAKE_SYSTEM_NAME Windows)
 set(CMAKE_SYSTEM_PROCESSOR x86_64)
 set(CMAKE_C_COMPILER x86_64-w64-mingw32-gcc-posix)
@@ -93,17 +95,14 @@ def compile_plugin(recipe: Recipe, work: Path, extra: list[str], env: dict[str, 
     flags = [f"-D{flag}" for flag in (*COMMON, *recipe.flags)] + extra
     if recipe.toolchain == "mingw":
         flags += _mingw(work, env)
-    if recipe.toolchain != "msvc":
-        # Remap paths of the build machine; otherwise every build differs.
-        remap = f"-ffile-prefix-map={work}=work -ffile-prefix-map={out}=build -ffile-prefix-map={tree}=llama.cpp"
-        if recipe.backend == "tiles":
-            remap += f" -ffile-prefix-map={kernels.TILES}=tiles"
-        remap += " -ffunction-sections -fdata-sections"
-        if recipe.toolchain == "mingw" and not _mingw_knows_throttling():
-            additions = work / "mingw-additions.h"
-            _write(additions, MINGW_ADDITIONS)
-            remap += f" -include {additions}"
-        flags += [f"-DCMAKE_C_FLAGS={remap}", f"-DCMAKE_CXX_FLAGS={remap}"]
+    folders, more = {work: "work", out: "build", tree: "llama.cpp"}, ""
+    if recipe.backend == "tiles":
+        folders[Path(kernels.TILES)] = "tiles"
+    if recipe.toolchain == "mingw" and not _mingw_knows_throttling():
+        additions = work / "mingw-additions.h"
+        _write(additions, MINGW_ADDITIONS)
+        more = f" -include {additions}"
+    flags += compiler_flags(recipe, folders, more)
     if recipe.toolchain == "native":
         # libstdc++ and libgcc stay shared: Debian 12's static ones need glibc 2.36.
         small = "-Wl,--gc-sections -Wl,--build-id=none"
@@ -115,6 +114,24 @@ def compile_plugin(recipe: Recipe, work: Path, extra: list[str], env: dict[str, 
     if unsound := toolchain.unsound_shaders(out):
         raise SystemExit(f"glslc spoilt constants of {', '.join(unsound)}: see MENDED_SHADERS in toolchain.py")
     return _checked(recipe, out / "bin")
+
+
+def compiler_flags(recipe: Recipe, folders: dict[Path, str], more: str = "") -> list[str]:
+    """CMake flags by which each compiler writes these names for the build machine's folders.
+
+    Otherwise every build differs. `more`: further options of C and C++.
+    """
+    if recipe.toolchain == "msvc":
+        return []
+    names = [f"-ffile-prefix-map={folder}={name}" for folder, name in folders.items()]
+    host = f"{' '.join(names)} -ffunction-sections -fdata-sections{more}"
+    flags = [f"-DCMAKE_C_FLAGS={host}", f"-DCMAKE_CXX_FLAGS={host}"]
+    if recipe.backend == "cuda":  # nvcc preprocesses with the host's compiler, for the GPU too
+        flags.append(f"-DCMAKE_CUDA_FLAGS=-Xcompiler={','.join(names)}")
+    elif recipe.backend == "rocm":
+        # clang gives every file a symbol that is a hash of its whole path, unless the rule names another identity.
+        flags += [f"-DCMAKE_HIP_FLAGS={' '.join(names)}", f"-DCMAKE_HIP_COMPILE_OBJECT={HIP_RULE}"]
+    return flags
 
 
 def _checked(recipe: Recipe, folder: Path) -> list[Path]:

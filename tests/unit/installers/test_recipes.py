@@ -13,7 +13,7 @@ import yaml
 from engine.core.defaults import DEFAULT_PORT
 from installers.bundle import icons
 from installers.packs import toolchain
-from installers.packs.build import ALIGNED_MOVE
+from installers.packs.build import ALIGNED_MOVE, compiler_flags
 from installers.packs.recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -101,6 +101,27 @@ def test_a_tool_that_builds_bad_kernels_is_refused(tmp_path, recipe, tool, print
     program.chmod(0o755)
     said = toolchain.bad_tool(RECIPES[recipe], {"PATH": f"{tmp_path}:/usr/bin:/bin"})
     assert said == "" if not words else words in said
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_every_compiler_of_a_pack_writes_the_same_names_for_the_folders_of_a_build(name, tmp_path):
+    recipe = RECIPES[name]
+    folders = {tmp_path: "work", tmp_path / "sources": "llama.cpp"}
+    flags = dict(flag.removeprefix("-D").split("=", 1) for flag in compiler_flags(recipe, folders, " -include x"))
+    if recipe.toolchain == "msvc":
+        assert flags == {}
+        return
+    languages = {"cuda": {"CUDA"}, "rocm": {"HIP"}}.get(recipe.backend, set())
+    rule = flags.pop("CMAKE_HIP_COMPILE_OBJECT", "")
+    assert ("-cuid=<OBJECT>" in rule) == (recipe.backend == "rocm")
+    assert set(flags) == {f"CMAKE_{language}_FLAGS" for language in {"C", "CXX", *languages}}
+    for words in flags.values():
+        options = words.replace("-Xcompiler=", "").replace(",", " ").split()
+        assert [f"-ffile-prefix-map={folder}={short}" for folder, short in folders.items()] == options[:2]
+    assert flags["CMAKE_CXX_FLAGS"].endswith(" -include x")
+    if recipe.backend == "cuda":
+        assert flags["CMAKE_CUDA_FLAGS"].startswith("-Xcompiler=-ffile-prefix-map=")
+        assert " " not in flags["CMAKE_CUDA_FLAGS"], "nvcc has no such option of its own"
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
 """Forecasts after long texts: published curves that were not used for fitting, and their effect on the choice."""
 
 import json
+from itertools import product
 from statistics import median
 
 import pytest
 from msgspec.structs import replace
 
-from devices.chips import cpu_kind, gpu
+from devices.chips import chips, cpu_kind, gpu
 from devices.memory_ledger import Ledger
+from devices.types import Device, Memory, Runtime
 from engine.message_catalog import sentence, sentences
 from engine.placement.candidates import PlacementQuery, on_gpus
 from engine.placement.chip_speeds import chip_speeds, most_read, peak_tflops, rates, shared_gain, unpack_ns
@@ -202,6 +204,53 @@ def test_a_fitted_chip_without_its_matrix_units_follows_the_rule_again():
     denied = replace(igpu, runtimes=tuple(replace(r, matrix_units=False) for r in igpu.runtimes))
     assert rates(denied, "vulkan").gflops < 0.7 * fitted.gflops
     assert rates(denied, "vulkan").attention_gflops is None
+
+
+def of_chip(row, *, matrix):
+    """A GPU of this row with its usual memory, and each backend of its vendor."""
+    runtimes = tuple(
+        Runtime(name, "", 0, 0, 0, "usable", matrix_units=matrix and row.has_matrix(name, "linux"))
+        for name in bench.BACKENDS[row.vendor]
+    )
+    memory = Memory(bandwidth_gbs=row.bandwidth_gbs or 100.0)
+    return Device(
+        id=row.id, kind=row.kind, vendor=row.vendor, name=row.name, state="usable", memory=memory, chip=row.id,
+        runtimes=runtimes,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("matrix", [True, False], ids=["matrix units", "none reported"])
+def test_a_chip_is_never_forecast_faster_than_one_of_its_family_and_memory_that_has_more_of_everything(matrix):
+    rows, seconds, compared = chips().gpus, {}, 0
+
+    def taken(row, backend, model):
+        key = (row.id, backend, model)
+        if key not in seconds:
+            at = LoadSettings(path="m", n_ctx=8192, n_gpu_layers=-1, devices=("x",), n_ubatch=512)
+            rule = Forecast(MODELS[model], at, ((of_chip(row, matrix=matrix), backend, 1.0),), None)
+            seconds[key] = rule.decode_s(1000.0), rule.prompt_s(1000.0)
+        return seconds[key]
+
+    for more in rows:
+        for less in (row for row in rows if row is not more and more.is_at_least(row)):
+            for backend, model in product(bench.BACKENDS[more.vendor], ("8B", "30B-A3B")):
+                for large, small in zip(taken(more, backend, model), taken(less, backend, model), strict=True):
+                    assert large <= small * (1 + 1e-9), (more.id, less.id, backend, model)
+                    compared += 1
+    assert compared > 800
+
+
+def test_the_published_run_of_a_chip_is_met_by_the_rates_of_its_larger_relative():
+    """Source: AI Max 385, Llama 3.1 8B Q4_K_M through Vulkan: 833 and 41.6 tokens/s (strixhalo-homelab#11)."""
+    at = LoadSettings(path="m", n_ctx=8192, n_gpu_layers=-1, devices=("x",), n_ubatch=512)
+    times = {}
+    for name in ("gfx1151-8060s", "gfx1151-8050s"):
+        rule = Forecast(MODELS["8B"], at, ((of_chip(gpu(name), matrix=True), "vulkan", 1.0),), None)
+        times[name] = 1 / rule.prompt_s(256.0), 1 / rule.decode_s(64.0)
+    prompt, decode = times["gfx1151-8050s"]
+    assert prompt == pytest.approx(833, rel=0.25)
+    assert decode == pytest.approx(41.6, rel=0.1)
+    assert prompt < 0.9 * times["gfx1151-8060s"][0]
 
 
 def test_measured_points_replace_the_forecast_and_grow_with_it():
