@@ -3,6 +3,7 @@
 import gc
 import threading
 import time
+import weakref
 from concurrent.futures import wait
 
 import pytest
@@ -204,3 +205,44 @@ def test_no_worker_deletes_what_belongs_to_the_window(qapp, qtbot):
         background.deleteLater()
     assert deleted_on == [threading.main_thread()]
     assert gc.isenabled()
+
+
+@pytest.fixture
+def look(qapp):
+    """One look of the window's garbage collector, after work."""
+    background = Background(qapp)
+    (collector,) = background.findChildren(QTimer)
+    young = []
+
+    def once():
+        young.clear()  # before the others are made: what is deleted is subtracted from the count
+        young.extend([] for _ in range(2 * gc.get_threshold()[0]))
+        collector.timeout.emit()
+
+    yield once
+    background.close()
+    background.deleteLater()
+
+
+class Page:
+    """Only the garbage collector deletes it: it refers to itself."""
+
+    def __init__(self):
+        self.itself = self
+
+
+def test_new_garbage_is_collected_at_the_next_look(look):
+    for _ in range(3):
+        left = weakref.ref(Page())
+        look()
+        assert left() is None
+
+
+def test_garbage_that_was_in_use_for_long_is_collected_in_a_full_look(look):
+    left = weakref.ref(page := Page())
+    for _ in range(3):
+        look()
+    del page
+    for _ in range(door.COMPLETE_AFTER + 1):
+        look()
+    assert left() is None
