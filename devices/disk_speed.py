@@ -82,6 +82,8 @@ def drive_is_here(path: Path) -> bool:
     """Whether the drive that holds, or held, this file can be read now."""
     if not Path(path.anchor).exists():  # a Windows drive letter without its drive
         return False
-    if not any(path.is_relative_to(root) for root in _DRIVES):
+    roots = {root for root in _DRIVES if path.is_relative_to(root)}
+    if not roots:
         return True
-    return any(parent not in {*_DRIVES, Path(path.anchor)} and os.path.ismount(parent) for parent in path.parents)
+    # Only folders below a root: /run, which holds /run/media, is always a mount.
+    return any(roots.intersection(parent.parents) and os.path.ismount(parent) for parent in path.parents)

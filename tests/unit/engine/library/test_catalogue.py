@@ -94,6 +94,16 @@ def test_a_folder_that_was_moved_shows_as_missing_or_offline_and_comes_back(
     assert reads == []
 
 
+def test_a_mount_above_the_place_of_drives_is_no_drive(monkeypatch):
+    """/run is a file system of its own, and so is /tmp on many systems."""
+    mounts = {Path("/"), Path("/run")}
+    monkeypatch.setattr(os.path, "ismount", lambda path: path in mounts)
+    file = Path("/run/media/ann/disk/far.gguf")
+    assert not disk_speed.drive_is_here(file)
+    mounts.add(file.parent)
+    assert disk_speed.drive_is_here(file)
+
+
 def _renamed(models):
     (models / "old.gguf").rename(models / "new.gguf")
 
