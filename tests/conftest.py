@@ -16,6 +16,7 @@ import httpx2
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+from hypothesis.internal.entropy import deterministic_PRNG
 
 from app.gui import load_qt
 from installers.bootstrap import model
@@ -65,6 +66,11 @@ def _constants() -> providers.Constants:
 
 
 providers._get_local_constants = _constants
+
+# Hypothesis looks for the owner of its random numbers when it first uses them, and would not find it among objects
+# that `pytest_collection` has frozen: Python 3.14 tracks every dict from the start.
+with deterministic_PRNG():
+    pass
 
 _real_connect = socket.socket.connect
 _real_connect_ex = socket.socket.connect_ex

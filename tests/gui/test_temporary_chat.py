@@ -1,6 +1,7 @@
 """A temporary chat is not stored anywhere, unless it is saved later."""
 
 import sqlite3
+from contextlib import closing
 
 from app.db import conversations, memories, messages
 from app.db.store import TEMPORARY
@@ -10,7 +11,7 @@ from tests.gui.hands import ask
 
 def everything(services):
     """The content of the chats' file."""
-    with sqlite3.connect(services.store.opened.path) as known:
+    with closing(sqlite3.connect(services.store.opened.path)) as known:
         return [row for table in ("conversations", "messages") for row in known.execute(f"SELECT * FROM {table}")]
 
 

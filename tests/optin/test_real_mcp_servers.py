@@ -12,6 +12,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def clock(installed, work):
 
 
 def sqlite(installed, work):
-    with sqlite3.connect(work / "lights.db") as made:
+    with closing(sqlite3.connect(work / "lights.db")) as made, made:
         made.execute("CREATE TABLE keepers(name)")
         made.execute("INSERT INTO keepers VALUES ('Berta Quill')")
     command = str(installed / "py-1" / "bin" / "mcp-server-sqlite")

@@ -6,6 +6,7 @@ Then its messages: edited answers, new chats from an old one, deleting one or ma
 import json
 import sqlite3
 import zipfile
+from contextlib import closing
 
 import pytest
 
@@ -24,7 +25,7 @@ def walk(open_window):
 
 def rows(walk, question):
     """Content of the chat database."""
-    with sqlite3.connect(walk.home / "state" / "chats.db") as known:
+    with closing(sqlite3.connect(walk.home / "state" / "chats.db")) as known:
         return known.execute(question).fetchall()
 
 

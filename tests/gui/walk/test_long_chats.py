@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -20,7 +21,7 @@ def walk(open_window):
 
 
 def folds(walk, columns):
-    with sqlite3.connect(walk.home / "state" / "chats.db") as known:
+    with closing(sqlite3.connect(walk.home / "state" / "chats.db")) as known:
         return known.execute(f"SELECT {columns} FROM folds").fetchall()
 
 

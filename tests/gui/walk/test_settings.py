@@ -2,6 +2,7 @@
 
 import sqlite3
 import tomllib
+from contextlib import closing
 
 import pytest
 
@@ -38,7 +39,7 @@ def is_kept(walk, name, value):
 
 def chats(walk):
     """Chats on disk, including those in the trash."""
-    with sqlite3.connect(walk.home / "state" / "chats.db") as known:
+    with closing(sqlite3.connect(walk.home / "state" / "chats.db")) as known:
         return known.execute("SELECT count(*) FROM conversations").fetchone()[0]
 
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -255,7 +256,7 @@ def chat_in_window(root: Root) -> int:
 
 def chats_with(root: Root, words: str) -> int:
     """The number of stored messages with this text; read by SQLite, so a damaged file is an error."""
-    with sqlite3.connect(f"file:{root.folder}{CHATS}?mode=ro", uri=True) as connection:
+    with closing(sqlite3.connect(f"file:{root.folder}{CHATS}?mode=ro", uri=True)) as connection:
         assert connection.execute("pragma integrity_check").fetchone() == ("ok",)
         return int(
             connection.execute("select count(*) from messages where content like ?", (f"%{words}%",)).fetchone()[0]

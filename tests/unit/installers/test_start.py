@@ -246,7 +246,10 @@ def test_a_vulkan_build_compiles_shaders_without_integer_constants(monkeypatch, 
     for name in ("D_TYPE", "float16_t"):
         (shaders / f"{name}.comp").write_text(text.format(name, "0"))
     (tmp_path / "CMakeLists.txt").write_text('cmake_minimum_required(VERSION 3.19)\nproject("ggml" NONE)\n')
-    subprocess.run(["cmake", "-S", tmp_path, "-B", tmp_path / "build", option], check=True, capture_output=True)
+    tools = Path(sys.executable).parent  # those of the environment, which build llama.cpp
+    ninja = ("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}")
+    configure = [tools / "cmake", "-S", tmp_path, "-B", tmp_path / "build", *ninja, option]
+    subprocess.run(configure, check=True, capture_output=True)
     for name in ("D_TYPE", "float16_t"):
         assert (shaders / f"{name}.comp").read_text() == text.format(name, "0.0")
 
