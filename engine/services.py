@@ -12,6 +12,7 @@ from engine.core.addresses import is_plain_text
 from engine.core.defaults import DEFAULT_CONTEXT
 from engine.core.paths import BUNDLED_MODELS, Paths, user_paths
 from engine.core.version import __version__
+from engine.message_catalog.reasons import because
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -334,9 +335,7 @@ class EngineFacade:
         entries = {name: self.catalogue.get(model) for name, model in ids.items()}
         for name, entry in entries.items():
             if entry is None or entry.format != "gguf":
-                raise InputFault(
-                    f"There is no GGUF model named {name!r} here; `tessera models list` shows all.", "model"
-                )
+                raise InputFault(because("no_gguf_model", name=name), "model")
         return {name: entry.path for name, entry in entries.items() if entry is not None}
 
     def verify_devices(self, path: "Path", on_row: "Callable[[ComparedDevice], None]") -> "list[ComparedDevice]":
@@ -352,7 +351,7 @@ class EngineFacade:
         resources = self.placer.resources
         machine = resources.machine.full()
         if not any(comparable(d, r) for d in machine.devices for r in d.runtimes):
-            raise EnvironmentFault("No GPU is usable here, and no other device; `tessera doctor` says why.")
+            raise EnvironmentFault(because("no_device_to_compare"))
         return asyncio.run(verify(str(path), machine, resources.checks, on_row))
 
     def shipped_engine(self) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from engine.core.errors import InputFault
 from engine.core.json_store import CorruptStateFile, JsonStore
+from engine.message_catalog.reasons import because
 
 Scope = Literal["chat", "manage"]
 MAX_KEYS: Final = 1000
@@ -63,11 +64,11 @@ class KeyStore:
         with self._store.locked():
             keys = self._read()
             if not name.strip() or len(name) > LONGEST_NAME:
-                raise InputFault(f"The name of a key has 1 to {LONGEST_NAME} characters.", "name")
+                raise InputFault(because("key_name_length", most=LONGEST_NAME), "name")
             if any(stored.name == name for stored in keys):
-                raise InputFault(f"There is already a key named {name!r}.", "name")
+                raise InputFault(because("key_there", name=name), "name")
             if len(keys) >= MAX_KEYS:
-                raise InputFault(f"There are already {MAX_KEYS} keys.", "name")
+                raise InputFault(because("too_many_keys", most=MAX_KEYS), "name")
             self._store.put([*keys, api_key])
         return key
 

@@ -276,7 +276,7 @@ class JobRegistry:
     def start(self, kind: JobKind, title: str, params: msgspec.Struct | dict[str, Any]) -> Job:
         """Start a job. Raises: InputFault: the kind is not registered, or too many jobs have not ended."""
         if kind not in self._kinds:
-            raise InputFault(f"this server does no jobs of kind {kind.value}", "kind")
+            raise InputFault(because("no_jobs_of_kind", job=kind.value), "kind")
         if sum(not job.ended for job in self.jobs()) >= MAX_JOBS:
             raise InputFault(because("too_many_jobs", most=MAX_JOBS), "kind")
         now = time.time()
@@ -296,12 +296,12 @@ class JobRegistry:
         with self._lock:
             job = self.get(job_id)
             if job.state not in {"paused", "failed"}:
-                raise InputFault(f"job {job_id} is {job.state}; only paused and failed ones resume", "id")
+                raise InputFault(because("job_cannot_resume", id=job_id, state=job.state), "id")
             thread = self._threads.get(job_id)
             if thread is not None and thread.is_alive():
                 thread.join(5)
             if job.kind not in self._kinds:
-                raise InputFault(f"this server does no jobs of kind {job.kind.value}", "kind")
+                raise InputFault(because("no_jobs_of_kind", job=job.kind.value), "kind")
             return self._begin(job)
 
     def pause(self, job_id: str) -> Job:
@@ -313,7 +313,7 @@ class JobRegistry:
         with self._lock:
             job = self.get(job_id)
             if job.state != "running" or not job.progress.partial.get("usable"):
-                raise InputFault(f"job {job_id} has no usable result so far", "id")
+                raise InputFault(because("job_without_result", id=job_id), "id")
             return self._ask(job_id, "finished")
 
     def cancel(self, job_id: str) -> Job:
@@ -338,7 +338,7 @@ class JobRegistry:
         with self._lock:
             job = self._jobs.get(job_id)
         if job is None:
-            raise InputFault(f"there is no job {job_id!r}", "id")
+            raise InputFault(because("no_job", id=job_id), "id")
         return job
 
     def jobs(self) -> tuple[Job, ...]:
@@ -398,7 +398,7 @@ class JobRegistry:
             control = self._controls.get(job_id)
             # The thread of a paused job may not have ended yet.
             if control is None or job.ended or job.state == "paused":
-                raise InputFault(f"job {job_id} is {job.state}", "id")
+                raise InputFault(because("job_is", id=job_id, state=job.state), "id")
             control.ask(overrides)
         return self.get(job_id)
 

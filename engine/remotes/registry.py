@@ -49,7 +49,7 @@ class RemoteRegistry:
             stored = self._store.get()
             others = tuple(r for r in stored.remotes if r.name != remote.name)
             if len(others) >= MOST:
-                raise InputFault(f"There are already {MOST} remotes.", "name")
+                raise InputFault(because("too_many_remotes", most=MOST), "name")
             seen = {n: s for n, s in stored.seen.items() if n != remote.name}
             self._store.put(SavedRemotes(remotes=(*others, remote), seen=seen))
 
@@ -88,13 +88,11 @@ class RemoteRegistry:
 def check_names(name: str, user: str, host: str) -> None:
     """Check the names. Raises: InputFault: one of them is invalid."""
     if not _NAME.fullmatch(name):
-        raise InputFault(
-            f"{name!r} cannot name a remote: lower-case letters, digits, dots, dashes, up to 40.", "name"
-        )
+        raise InputFault(because("remote_name", name=name), "name")
     if not _USER.fullmatch(user):
-        raise InputFault(f"{user!r} is not a user's name.", "user")
+        raise InputFault(because("user_name", user=user), "user")
     if not _HOST.fullmatch(host):
-        raise InputFault(f"{host!r} is not a host's name or address.", "host")
+        raise InputFault(because("host_name", host=host), "host")
 
 
 def device_id(remote: str, reported: RemoteDevice) -> str:

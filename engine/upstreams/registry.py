@@ -51,7 +51,7 @@ class UpstreamRegistry:
         upstream = next((u for u in self.saved.upstreams if u.name == name), None)
         if upstream is None:
             names = ", ".join(u.name for u in self.saved.upstreams) or "none"
-            raise InputFault(f"There is no upstream named {name!r}; there are: {names}.", "name")
+            raise InputFault(because("no_upstream", name=name, names=names), "name")
         return upstream
 
     def add(self, name: str, url: str, kind: Kind | None = None) -> Upstream:
@@ -60,15 +60,13 @@ class UpstreamRegistry:
         May block: see UpstreamKeys. Raises: InputFault: a bad name or address.
         """
         if not _NAME.fullmatch(name):
-            raise InputFault(
-                f"{name!r} cannot name an upstream: lower-case letters, digits, dots, dashes, up to 40.", "name"
-            )
+            raise InputFault(because("upstream_name", name=name), "name")
         upstream = Upstream(name=name, url=checked_url(url), kind=kind)
         with self._store.locked():
             saved = self.saved
             others = tuple(u for u in saved.upstreams if u.name != name)
             if len(others) >= MOST:
-                raise InputFault(f"There are already {MOST} upstreams.", "name")
+                raise InputFault(because("too_many_upstreams", most=MOST), "name")
             before = next((u for u in saved.upstreams if u.name == name), None)
             if before is None or origin(before.url) != origin(upstream.url):
                 self.keys.remove(name)

@@ -129,6 +129,8 @@ def test_numbers_of_tokens_have_groups(german):
     told = translated(because("context_overflow_at_least", prompt_tokens=12_363, context_tokens=8192))
     assert told.startswith("Der Prompt hat mindestens 12.363 Token"), told
     assert "8.192" in told
+    short = translated(because("too_little_text", folder="few", chars=11_000, least=81_920))
+    assert short.startswith("few hat 11.000 Zeichen Text; etwa 81.920 sind nötig")
 
 
 def test_a_damaged_file_is_told_in_german(german):

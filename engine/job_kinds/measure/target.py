@@ -108,7 +108,7 @@ def _entry(model: str, open_catalogue: Callable[[], Catalogue]) -> ModelEntry:
     finally:
         catalogue.close()
     if entry.format != "gguf" or entry.state != "online":
-        raise InputFault(f"{model} is not a GGUF file that is here now; only those can be measured.", "model")
+        raise InputFault(because("cannot_measure", model=model), "model")
     return entry
 
 

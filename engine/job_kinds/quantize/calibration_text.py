@@ -14,6 +14,7 @@ from engine.core.errors import InputFault
 from engine.core.paths import whole_path
 from engine.documents.walk import Walk
 from engine.job_kinds.quantize.options import QuantizeOptions
+from engine.message_catalog.reasons import because
 from quantize.types import CALIBRATION
 
 # Maximum text from one file, and in total: as much as the bundled text, so that calibration is not limited to one
@@ -52,7 +53,7 @@ def gather(sources: Iterable[Path], scratch: Path, chats: Iterable[str] = ()) ->
     texts += [t for t in chats if t.strip()]
     pieces = [t[i : i + _PIECE_CHARS] for t in _fairly(texts) for i in range(0, len(t), _PIECE_CHARS)]
     if not pieces:
-        raise InputFault("There is no readable text in what was given to calibrate on.", "calibration")
+        raise InputFault(because("nothing_to_calibrate_on"), "calibration")
     judged = pieces[_HELD_OUT_EVERY - 1 :: _HELD_OUT_EVERY]
     used = [p for i, p in enumerate(pieces) if (i + 1) % _HELD_OUT_EVERY]
     usual = CALIBRATION.read_text(encoding="utf-8")
@@ -80,8 +81,7 @@ def texts_of(options: QuantizeOptions) -> Iterator[QuantizeOptions]:
         if files.held_out is None and options.own_text is None:
             least = _LEAST_HELD_OUT_CHARS * _HELD_OUT_EVERY
             raise InputFault(
-                f"{folder.name} has {files.characters:,} characters of text; some {least:,} are needed to fit a "
-                "file to it and to judge it by a part.",
+                because("too_little_text", folder=folder.name, chars=files.characters, least=least),
                 "calibration",
             )
         own = options.own_text or str(files.held_out)

@@ -17,6 +17,7 @@ from engine.core.errors import InputFault
 from engine.core.paths import whole_path
 from engine.job_kinds.quantize.options import NAMED
 from engine.job_kinds.quantize.regex_child import Search
+from engine.message_catalog.reasons import because
 from quantize.job.gate import GateTask
 
 LEAST_CASES, MOST_CASES = 5, 500
@@ -78,7 +79,7 @@ def task_set(gate: str, task_sets: TaskSets) -> TaskSet:
     if gate in task_sets:
         return task_sets[gate]()
     if gate in NAMED:
-        raise InputFault(f"The task {gate} is not known here; give a file of your own.", "gate")
+        raise InputFault(because("no_task", name=gate), "gate")
     return own_tasks(whole_path(gate, "gate"))
 
 
@@ -97,7 +98,7 @@ def own_tasks(path: Path) -> TaskSet:
     """A user's own file: JSON Lines of `prompt` and `answer` or `regex`. Raises: InputFault: with the line."""
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise InputFault(f"{path} is larger than {_MOST_BYTES >> 20} MiB: no file of tasks.", "gate")
+            raise InputFault(because("tasks_too_large", path=str(path), mib=_MOST_BYTES >> 20), "gate")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
@@ -105,7 +106,7 @@ def own_tasks(path: Path) -> TaskSet:
     lines = [_line(path, number, raw) for number, raw in enumerate(text.split("\n"), 1) if raw.strip()]
     if not LEAST_CASES <= len(lines) <= MOST_CASES:
         raise InputFault(
-            f"{path} has {len(lines)} tasks; a file has {LEAST_CASES} to {MOST_CASES}, one on a line.", "gate"
+            because("number_of_tasks", path=str(path), n=len(lines), least=LEAST_CASES, most=MOST_CASES), "gate"
         )
     task = GateTask(
         name=path.name,
@@ -122,20 +123,19 @@ def own_tasks(path: Path) -> TaskSet:
 
 
 def _line(path: Path, number: int, raw: str) -> _Line:
-    where = f"{path.name}, line {number}: "
     try:
         line = msgspec.json.decode(raw, type=learned(_Line))
     except (ValueError, RecursionError) as error:
-        raise InputFault(f"{where}{error}", "gate") from error
+        raise InputFault(f"{path.name}, line {number}: {error}", "gate") from error
     if (line.answer is None) == (line.regex is None):
-        raise InputFault(f"{where}give either an answer or a regex.", "gate")
+        raise InputFault(because("task_without_check", file=path.name, line=number), "gate")
     if line.answer is not None and not line.answer.strip():
-        raise InputFault(f"{where}the answer is empty.", "gate")
+        raise InputFault(because("task_answer_empty", file=path.name, line=number), "gate")
     if line.regex is not None:
         try:
             re.compile(line.regex)
         except (re.error, OverflowError, RecursionError) as error:
-            raise InputFault(f"{where}the regex is none: {error}", "gate") from error
+            raise InputFault(because("task_regex", file=path.name, line=number, why=str(error)), "gate") from error
     return line
 
 

@@ -27,6 +27,7 @@ from engine.core.paths import whole_path
 from engine.documents.collection_config import CollectionConfig
 from engine.documents.errors import NoDocument
 from engine.documents.types import DocumentRow
+from engine.message_catalog.reasons import because
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
 
@@ -73,7 +74,7 @@ async def change_collection(request: Request, collection: str, body: CollectionC
     def change(old: CollectionConfig) -> CollectionConfig:
         unknown = removed - set(old.sources)
         if unknown:
-            raise InputFault(f"{min(unknown)} is not a source of {old.name}.", "remove")
+            raise InputFault(because("not_a_source", source=min(unknown), name=old.name), "remove")
         remaining = tuple(source for source in old.sources if source not in removed)
         new = msgspec.structs.replace(old, sources=tuple(dict.fromkeys((*remaining, *added))), **changes)
         if body.allow_remote is False:
@@ -143,7 +144,7 @@ async def show_document(request: Request, collection: str, document: Number) -> 
     live = await asyncio.to_thread(service.collections.live, collection)
     row = await asyncio.to_thread(live.store.document, document)
     if row is None:
-        raise NoDocument(f"{live.definition.name} has no document {document}.", "document")
+        raise NoDocument(because("no_document", name=live.definition.name, document=document), "document")
     pages = await asyncio.to_thread(live.store.pages, document)
     return DocumentPages(
         document=_document(row),
@@ -167,7 +168,7 @@ def _sources(paths: tuple[str, ...]) -> tuple[str, ...]:
     for path in paths:
         source = whole_path(path, "sources")
         if not source.exists():
-            raise InputFault(f"{path} is not there.", "sources")
+            raise InputFault(because("source_not_there", path=path), "sources")
         sources.append(str(source))
     return tuple(dict.fromkeys(sources))
 

@@ -13,6 +13,7 @@ from engine.api.jobs import Job, JobKind
 from engine.core.errors import EnvironmentFault
 from engine.core.paths import whole_path
 from engine.job_kinds.quantize.convert import Fetch, ToGguf, ToOnnx
+from engine.message_catalog.reasons import because
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
 from quantize.onnx.request import FixedOptions
@@ -62,7 +63,7 @@ async def remove_converter(request: Request) -> ConverterRemoved:
 
     jobs = server_state(request).jobs
     if any(job.kind is JobKind.CONVERT and job.state in {"queued", "running"} for job in jobs.jobs()):
-        raise EnvironmentFault("Something is being converted; wait for it or cancel it, then remove the converter.")
+        raise EnvironmentFault(because("converter_in_use"))
     freed = await asyncio.to_thread(remove, _folder(request))
     return ConverterRemoved(freed_bytes=freed)
 

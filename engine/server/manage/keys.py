@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from engine.api.requests import Key, KeyRequest, Keys, NewKey
 from engine.core.errors import InputFault
+from engine.message_catalog.reasons import because
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
 
@@ -37,4 +38,4 @@ async def revoke_key(request: Request, name: str) -> None:
     access = server_state(request).access
     was_removed = await asyncio.to_thread(lambda: access.store.remove(name) or access.programs.remove(name))
     if not was_removed:
-        raise InputFault(f"There is no key named {name!r}.", "name")
+        raise InputFault(because("no_key", name=name), "name")

@@ -147,7 +147,9 @@ async def show_tensors(request: Request, model: str) -> Tensors:
     """Name, type, shape and bytes of every tensor, from the header of a GGUF file."""
     entry = await asyncio.to_thread(named_model, await _catalogue(request), model)
     if entry.format != "gguf" or entry.state != "online":
-        raise InputFault(f"{entry.id} has no tensors to show: it is {entry.format}, {entry.state}.", "model")
+        raise InputFault(
+            because("no_tensors_to_show", model=entry.id, format=entry.format, state=entry.state), "model"
+        )
     try:
         header = await asyncio.to_thread(read_gguf_model, entry.path)
     except TesseraError as error:
@@ -175,7 +177,7 @@ async def update_model(request: Request, model: str) -> Job:
     """
     entry = await asyncio.to_thread(named_model, await _catalogue(request), model)
     if entry.origin.kind != "hub":
-        raise InputFault(f"{entry.id} was not downloaded from a hub: there is nothing to update it from.", "model")
+        raise InputFault(because("not_from_hub", model=entry.id), "model")
     return server_state(request).jobs.start(JobKind.PULL, entry.name, {"model": entry.id, "update": True})
 
 

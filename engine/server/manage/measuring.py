@@ -30,6 +30,7 @@ from engine.job_kinds.measure.work import (
     TuneOptions,
 )
 from engine.job_kinds.quantize.job import source_of
+from engine.message_catalog.reasons import because
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
 
@@ -105,7 +106,7 @@ async def quick_test(request: Request, body: QuickTestRequest) -> Job:
     catalogue = await server_state(request).models.catalogue()
     source = await asyncio.to_thread(source_of, catalogue, body.model)
     if source.path.is_dir():
-        raise InputFault(f"{source.title} is a folder. The quick test needs a GGUF file.", "model")
+        raise InputFault(because("quick_test_of_folder", title=source.title), "model")
     options = QuickTestOptions(model=str(source.path))
     return _start(request, f"Quick test of {source.title}", Task(what="quick_test", quick_test=options))
 
@@ -138,5 +139,5 @@ def _start(request: Request, title: str, task: Task) -> Job:
 def _bench_service(request: Request) -> BenchService:
     bench_service = server_state(request).bench_service
     if bench_service is None:
-        raise InputFault("This server does not measure.", "server")
+        raise InputFault(because("server_does_not_measure"), "server")
     return bench_service

@@ -17,7 +17,7 @@ from engine.api import upstreams as api
 from engine.core.addresses import is_plain_text
 from engine.core.errors import InputFault
 from engine.message_catalog import sentence
-from engine.message_catalog.reasons import Reason
+from engine.message_catalog.reasons import Reason, because
 from engine.remotes.types import Remote
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import ServerState, server_state
@@ -157,7 +157,7 @@ async def remove_remote(request: Request, name: str) -> None:
     state = server_state(request)
     state.remotes.registry.get(name)
     if models := _models_on(state, name):
-        raise InputFault(f"Layers of {', '.join(models)} lie on {name}; unload them first.", "name")
+        raise InputFault(because("layers_on_worker", models=tuple(models), name=name), "name")
     state.remotes.registry.remove(name)
 
 
