@@ -1,6 +1,7 @@
 """`tessera launch`: start an editor or coding agent on a local model, or write its configuration."""
 
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -59,22 +60,24 @@ def command(
             return
         with connected() as client:
             is_remote = bool(RemoteServer().url)
+            start = None if do == "connect" else integration.launch
+            folder = user_paths().state / "launch" / integration.name
+            endpoint = endpoint_of(client, model)
+            if start is not None and not dry_run:
+                _installed(start(endpoint, folder), integration)  # before a key is made and a model loaded for it
             key = client.token if is_remote else _key(name, dry_run=dry_run)
-            endpoint = endpoint_of(client, model, key or PLACEHOLDER_KEY)
-            if do == "connect" or integration.launch is None:
+            endpoint = replace(endpoint, key=key or PLACEHOLDER_KEY)
+            if start is None:
                 if not client.pid and not is_remote:
                     endpoint = _later(endpoint)
                 _print_limits(endpoint, integration)
                 _connect(store, integration, endpoint, dry_run, yes)
                 return
-            folder = user_paths().state / "launch" / integration.name
-            if not dry_run:
-                _installed(integration.launch(endpoint, folder), integration)  # before a model is loaded for it
-                if (need := need_of(name, integration.kind)) is not None:
-                    load_for(client, endpoint.model, integration.title, need)
-                    endpoint = endpoint_of(client, endpoint.model, endpoint.key)  # with the new context length
+            if not dry_run and (need := need_of(name, integration.kind)) is not None:
+                load_for(client, endpoint.model, integration.title, need)
+                endpoint = endpoint_of(client, endpoint.model, endpoint.key)  # with the new context length
             _print_limits(endpoint, integration)
-            sys.exit(_start(integration.launch(endpoint, folder), folder, arguments, integration, dry_run))
+            sys.exit(_start(start(endpoint, folder), folder, arguments, integration, dry_run))
     except (TesseraError, ApiError, ServerUnreachable) as error:
         raise failed(error) from error
 
@@ -113,10 +116,10 @@ def _print_limits(endpoint: "Endpoint", integration: "Integration") -> None:
     echo(f"{integration.title} on {endpoint.model}, context {endpoint.context} tokens, {endpoint.url}", err=True)
     need = need_of(integration.name, integration.kind)
     if need is not None and endpoint.context < need.least:
+        shown = f"tessera fit {shlex.quote(endpoint.model)} --ctx {need.least}"
         echo(
-            f"Warning: {integration.title} needs {need.least:,} tokens of context ({need.source}); this model has "
-            f"{endpoint.context:,} now. Choose another with --model, or start it by tessera launch "
-            f"{integration.name}, which loads the model with more.",
+            f"Warning: {integration.title} needs {need.least:,} tokens of context ({need.source}); this model can "
+            f"have {endpoint.context:,} here. Choose another with --model; `{shown}` shows what this one lacks.",
             err=True,
         )
 

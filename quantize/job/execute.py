@@ -49,6 +49,7 @@ from quantize.job.plan_file import (
 )
 from quantize.job.publish import FileSoFar, Writing, packed, publish
 from quantize.job.question import exact_types_of, has_choice, measured_cache, plan_input
+from quantize.job.report import missed_grids
 from quantize.job.request import QuantizeReport, QuantizeRequest, Shipped, Stopped
 from quantize.job.round_plan import types_to_round
 from quantize.job.source import (
@@ -327,6 +328,7 @@ class _Job:
             plan_file = self.request.plan
             if plan_file is None:
                 plan = make_plan(question, self.request.goal)
+                self.warnings += missed_grids(question.exact, plan) if plan.goal.kind == "mix" else ()
             else:
                 plan = applied(plan_file, given_plan(question, plan_file.goal, plan_file.types))
         return self._report(plan, question, source_hash, source_bytes)

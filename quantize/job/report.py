@@ -1,6 +1,7 @@
 """The report of a job: a JSON file next to the output, and a short summary for the user."""
 
 from collections import Counter
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import msgspec
 
 from quantize.files.output_file import write_atomic
 from quantize.files.provenance import Provenance
-from quantize.ggml_types import TIME_UNIT, GgmlType
+from quantize.ggml_types import FLOAT_TYPES, TIME_UNIT, GgmlType
 from quantize.job.gate import lines as gate_lines
 from quantize.job.gate import receipt
 from quantize.job.request import QuantizeReport
@@ -87,6 +88,18 @@ STOPPED = {
 }
 # The name of a type's grid.
 GRIDS = {t.name: t.traits.grid for t in GgmlType if t.traits.grid}
+FLOAT_NAMES = frozenset(t.name for t in FLOAT_TYPES)
+
+
+def missed_grids(exact: Mapping[str, tuple[str, ...]], plan: QuantPlan) -> list[str]:
+    """What a preset loses of a model that was trained for few bits. `exact`: the types that hold each tensor."""
+    missed = (t for t in plan.tensors if not t.locked and t.name in exact and t.qtype not in exact[t.name])
+    counts = Counter(exact[t.name][0] for t in missed if t.qtype not in FLOAT_NAMES)
+    return [
+        f"{n} tensors already fit {GRIDS.get(name, name)}, which {plan.goal.mix} does not keep: "
+        f"--type {name} or a --budget loses nothing more there"
+        for name, n in counts.most_common(1)
+    ]
 
 
 def exact_counts(plan: QuantPlan) -> dict[str, int]:

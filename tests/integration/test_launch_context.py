@@ -71,6 +71,23 @@ def test_the_command_of_the_8_bit_offer_sets_the_cache(running, client, monkeypa
     client.set_load_settings("spark", LoadOptions())
 
 
+def test_a_program_that_is_not_installed_gets_no_key(running, monkeypatch, tmp_path):
+    monkeypatch.setenv("TESSERA_HOME", str(running.home))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = CliRunner().invoke(cli, ["launch", "goose", "--model", "long"])
+    assert (done.exit_code, "goose is not installed" in done.output) == (4, True), done.output
+    assert json.loads(CliRunner().invoke(cli, ["keys", "list", "--json"]).output)["programs"] == []
+
+
+def test_what_an_editor_lacks_is_said_with_a_command_that_helps(running, monkeypatch):
+    """Cline cannot be started by Tessera, and no load gives a model more than it can have here."""
+    monkeypatch.setenv("TESSERA_HOME", str(running.home))
+    done = CliRunner().invoke(cli, ["launch", "cline", "--connect", "--dry-run", "--model", "long"])
+    assert "this model can have 4,096 here" in done.output, done.output
+    assert "`tessera fit long --ctx 32768`" in done.output
+    assert "tessera launch cline" not in done.output
+
+
 def test_another_model_that_has_enough_is_named(client):
     need = ContextNeed(least=2_000, source="a test")
     with pytest.raises(ContextTooSmall, match="use another model: --model long"):

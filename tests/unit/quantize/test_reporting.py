@@ -22,7 +22,7 @@ from quantize.job.forecast import (
     slower_than_table,
     spend,
 )
-from quantize.job.report import summary, write_report
+from quantize.job.report import missed_grids, summary, write_report
 from quantize.job.request import QuantizeReport
 from quantize.plan.plan import PlanInput, make_plan
 from quantize.plan.priors import prior_damage
@@ -280,3 +280,21 @@ def test_what_is_gained_on_ones_own_text_and_lost_elsewhere_is_told(plan):
     )
     even = told(*plan, shipped="ours", own=measured(0.9, 0.8, 1.1), ours=measured(0.4, 0.3, 0.5))
     assert "neither better nor worse than the llama.cpp preset (0.800 to 1.100 of its)" in "\n".join(summary(even))
+
+
+def test_a_preset_that_loses_what_a_smaller_type_keeps_is_told(plan):
+    """A model trained for 4 bits in Q4_K_M: the habit of most users, and the largest loss."""
+    model, _ = plan
+    names = [t.name for t in model.tensors if t.name.endswith("ffn_up.weight")]
+    exact = dict.fromkeys(names, ("Q4_0", "Q4_1"))
+    question = PlanInput(
+        model=model, damage=prior_damage(model), evidence=EvidenceRef(tier="instant", has_imatrix=False),
+        header_bytes=5000, exact=exact,
+    )  # fmt: skip
+
+    def told_of(mix):
+        return missed_grids(exact, make_plan(question, SizeTarget(kind="mix", mix=mix)))
+
+    (told,) = told_of("Q4_K_M")
+    assert told.startswith(f"{len(names)} tensors already fit 4 bits, which Q4_K_M does not keep: --type Q4_0 or a")
+    assert told_of("Q4_0") == told_of("F16") == []
