@@ -8,6 +8,8 @@ MAX_FILE_BYTES: Final = 256 << 20
 MAX_STREAMED_BYTES: Final = 4 << 30
 STREAMED: Final = frozenset({"mbox", "pdf"})
 
+_ARCHIVES: Final = "gz tgz zip tar 7z rar bz2 xz zst"
+ARCHIVES: Final = frozenset(f".{suffix}" for suffix in _ARCHIVES.split())
 _BY_KIND: Final = {
     "markdown": "md markdown mdx mkd",
     "text": "txt text log rst adoc asciidoc org tex bib srt vtt nfo ics vcf",
@@ -18,7 +20,7 @@ _BY_KIND: Final = {
     "xlsx": "xlsx xlsm",
     "opendocument": "odt ott odp otp ods fodt fodp fods",
     "rtf": "rtf",
-    "unread": "doc ppt xls xlsb wpd mobi azw3",
+    "unread": f"doc ppt xls xlsb wpd mobi azw3 {_ARCHIVES}",
     "epub": "epub",
     "csv": "csv tsv",
     "eml": "eml mht mhtml",
@@ -27,8 +29,8 @@ _BY_KIND: Final = {
     "notebook": "ipynb",
     "code": (
         "py pyi js mjs cjs jsx ts tsx java kt kts scala go rs c h cc cpp cxx hpp hh cs swift m mm rb php pl pm lua "
-        "r jl sh bash zsh fish ps1 bat cmd sql graphql proto toml yaml yml json jsonl ndjson geojson ini cfg conf "
-        "properties xml xsd css scss less vue svelte dart ex exs erl hs ml mli clj cljs el lisp "
+        "r jl sh bash zsh fish ps1 bat cmd sql graphql proto toml yaml yml json jsonc jsonl ndjson geojson ini cfg "
+        "conf properties xml xsd svg css scss less vue svelte dart ex exs erl hs ml mli clj cljs el lisp "
         "vim cmake gradle tf nix zig diff patch"
     ),
 }
@@ -50,6 +52,11 @@ def kind_of(name: str, *, images: bool = False) -> str | None:
     suffix = path.suffix.lower()
     kind = KINDS.get(suffix) if suffix else _NAMES.get(path.name.lower())
     return None if kind == "picture" and not images else kind
+
+
+def kind_on_disk(name: str, *, images: bool = False) -> str | None:
+    """As `kind_of`, but a file whose name has no extension counts as text: its reader rejects other content."""
+    return kind_of(name, images=images) or (None if PurePath(name).suffix else "text")
 
 
 def size_limit(kind: str) -> int:

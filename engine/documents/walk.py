@@ -13,7 +13,7 @@ from pathspec import GitIgnoreSpec
 
 from devices.disk_speed import drive_is_here
 from engine.core.sendable import sendable
-from engine.documents.file_types import SKIPPED_FOLDERS, kind_of
+from engine.documents.file_types import SKIPPED_FOLDERS, kind_on_disk
 from engine.message_catalog.reasons import Reason, because
 
 log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class Walk:
         return any(is_below(path, place) for place in (*self.offline, *self.unseen))
 
     def _file(self, path: Path) -> ScannedFile | None:
-        kind = kind_of(path.name, images=self._images)
+        kind = kind_on_disk(path.name, images=self._images)
         if kind and not self._is_text(path):
             return None
         try:

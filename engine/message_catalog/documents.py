@@ -58,6 +58,7 @@ UNREADABLE_DOCUMENTS: Final = (
     "row {row} is not a row of a table ({why})",
     "{kind} images are not read; save it as PNG, JPEG or WebP",
     "{kind} files are not read; save it as .docx, .pptx, .xlsx, .odt or PDF",
+    "{kind} archives are not read; add the unpacked files",
     "the page is damaged",
     "its text cannot be read ({why})",
     "the image cannot be opened ({why})",

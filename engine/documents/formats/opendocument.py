@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from lxml import etree
 
+from engine.documents.file_types import ARCHIVES
 from engine.documents.formats.archive import XML, local, open_archive, read_member
 from engine.documents.formats.pseudo_pages import in_parts
 from engine.documents.types import BadDocument, Block, Page
@@ -139,4 +140,7 @@ def _number(element: Any, name: str, default: int) -> int:
 
 def unread(path: Path) -> Iterator[Page]:
     """Reject a known but unsupported format, so that the file is listed with a reason. Raises: BadDocument."""
-    raise BadDocument(f"{path.suffix.lower()} files are not read; save it as .docx, .pptx, .xlsx, .odt or PDF")
+    suffix = path.suffix.lower()
+    if suffix in ARCHIVES:
+        raise BadDocument(f"{suffix} archives are not read; add the unpacked files")
+    raise BadDocument(f"{suffix} files are not read; save it as .docx, .pptx, .xlsx, .odt or PDF")

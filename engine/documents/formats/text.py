@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 from engine.documents.formats.pseudo_pages import decoded, in_parts, paragraphs
 from engine.documents.types import PART_CHARS, BadDocument, Block, Page
 
-_JSON = frozenset({".json", ".jsonl", ".ndjson", ".geojson"})
+_JSON = frozenset({".json", ".jsonc", ".jsonl", ".ndjson", ".geojson"})
 _CODE_LINES = 40
 _OUTPUT_CHARS = 4000
 _MEAN_LINE_CHARS = 400

@@ -18,7 +18,7 @@ from engine.api.collections import Passage, SearchRequest
 from engine.core.ownership import may_see, new_id, request_owner
 from engine.documents.collection_config import CollectionConfig
 from engine.documents.errors import CollectionUnusable, FileNotFound, NoCollection
-from engine.documents.file_types import kind_of
+from engine.documents.file_types import kind_on_disk
 from engine.documents.registry import OpenCollection
 from engine.documents.store import FAILED, READING
 from engine.documents.types import DocumentRow
@@ -330,7 +330,7 @@ def _status(live: OpenCollection, file_id: str) -> tuple[str, str]:
     row = _row(live, file_id)
     if row is None:
         path = next(s for s in live.definition.sources if Path(s).parent.name == file_id)
-        unread = kind_of(path) is None
+        unread = kind_on_disk(path) is None
         return ("failed", "files of this kind are not read") if unread else ("in_progress", "")
     if row.state == READING:
         return "in_progress", ""

@@ -1,5 +1,6 @@
 """Collections from files to passages: kept up to date, resumed after interruptions, never lost."""
 
+import gzip
 import os
 import shutil
 import signal
@@ -43,6 +44,25 @@ def test_files_become_passages_and_what_was_not_read_is_told(collections, folder
     (problem,) = live.store.documents(problems=True)
     assert problem.path.endswith("broken.pdf")
     assert "damaged" in problem.problem
+
+
+def test_text_without_an_extension_is_read_and_what_is_no_text_is_listed_with_the_reason(collections, tmp_path):
+    (place := tmp_path / "project").mkdir()
+    (place / "settings.jsonc").write_text('{\n  // The lantern is lit at dusk.\n  "lit": true\n}\n')
+    (place / "buoy.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'>\n<text>Buoy seven</text>\n</svg>\n")
+    for name in ("Makefile", "LICENSE-MIT", "Notes"):
+        (place / name).write_text(f"{name} names the cormorant.\n")
+    (place / "log.gz").write_bytes(gzip.compress(b"The heron waits.\n" * 100))
+    (place / "program").write_bytes(b"\x7fELF\x02\0\0\0" * 64)
+    live = settled(collections.add("project", sources=(str(place),)))
+    assert found(live, "lantern")[0][0] == "settings.jsonc"
+    assert found(live, "buoy")[0][0] == "buoy.svg"
+    assert {name for name, _ in found(live, "cormorant")} == {"Makefile", "LICENSE-MIT", "Notes"}
+    unread = {Path(row.path).name: row.problem for row in live.store.documents(problems=True)}
+    assert unread == {
+        "log.gz": ".gz archives are not read; add the unpacked files",
+        "program": "it is not text",
+    }
 
 
 def test_scans_are_counted_and_read_again_once_ocr_is_wanted(collections, tmp_path):
