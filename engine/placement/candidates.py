@@ -33,7 +33,7 @@ from engine.placement.results import machine_key
 from engine.placement.shape import ModelShape
 from engine.placement.speed import BACKENDS, HOST_UBATCH, Forecast, expected
 from engine.placement.types import (
-    DryRun,
+    DryRunner,
     MemoryEstimate,
     PlacementLimits,
     SettingChange,
@@ -45,7 +45,6 @@ from engine.placement.types import (
 from engine.runner.engine_args import overrides
 from engine.runner.protocol import LoadSettings
 
-DryRunner = Callable[[LoadSettings], DryRun | None]
 QUIET_DIVISOR: Final = 2
 # Memory of a GPU that its driver and libraries use although it is reported as free. Used when layers are split.
 SPLIT_RESERVE_BYTES: Final = 512 << 20

@@ -6,7 +6,7 @@ from devices.backends.openvino import BACKEND
 from devices.types import Machine, Runtime
 from engine.message_catalog.reasons import Reason, because
 from engine.placement import cpu_choices, openvino
-from engine.placement.candidates import Candidate, DryRunner, PlacementQuery, on_cpu, on_gpus, through_openvino
+from engine.placement.candidates import Candidate, PlacementQuery, on_cpu, on_gpus, through_openvino
 from engine.placement.chip_speeds import has_matrix
 from engine.placement.cpu_choices import cpu_kernel_reasons, plain_attention_reason
 from engine.placement.fault_workarounds import fault_reason, refusing
@@ -15,7 +15,7 @@ from engine.placement.load_settings import ContextChoice
 from engine.placement.npu_rule import NpuDecision, Offer, busy_igpu, judge, npu_reason, why_power
 from engine.placement.shape import ModelShape
 from engine.placement.speed import BACKENDS, NPU_LARGEST_PARAMETERS
-from engine.placement.types import Alternative, Placement, PlacementLimits
+from engine.placement.types import Alternative, DryRunner, Placement, PlacementLimits
 
 # Minimum speed-up over the CPU that is worth a GPU driver's risks. Published pairs of small integrated GPUs and
 # their CPUs are often a tie, and forecasts are off by a fifth, so unmeasured ones need more.

@@ -256,7 +256,7 @@ class Placer:
         """Learn the workers' speed from a response of a model with layers on workers."""
         shape = read_shape(settings.path)
         if tokens >= ENOUGH_TOKENS and weights_read(shape) >= LARGE_READ_BYTES:
-            far = rpc_layers.Spreading(self.resources, self.machine_now(), "", None)
+            far = rpc_layers.Spreading(self.resources, self.machine_now(), "", by_formula)
             far.learn(shape, settings, (tokens - 1) / decode_s)
 
     def sound(self, model_id: str, settings: LoadSettings, shape: ModelShape) -> Fallback | None:

@@ -1,6 +1,6 @@
 """Splits the layers of one model over this machine and workers: how many where, memory needs, expected speed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -11,7 +11,7 @@ from engine.placement.estimate import compute_prior, estimate, kv_layer_bytes, o
 from engine.placement.resources import Resources
 from engine.placement.shape import ModelShape, block_of
 from engine.placement.speed import USUAL_DEPTH, effective_gbs, weights_read
-from engine.placement.types import Alternative, DryRun, MemoryEstimate, MemoryPart, Placement
+from engine.placement.types import Alternative, DryRun, DryRunner, MemoryEstimate, MemoryPart, Placement
 from engine.remotes.registry import BACKEND, RemoteRegistry, device_id, remote_of
 from engine.remotes.types import PREFIX, Link, RemoteDevice
 from engine.runner.load_limits import rollback, sequences
@@ -90,7 +90,6 @@ def spread_need(
     return msgspec.structs.replace(whole, parts=nonempty, n_gpu_layers=count)
 
 
-DryRunner = Callable[[LoadSettings], DryRun | None]
 # Minimum speed-up for using a worker because it is faster: every token crosses the link.
 FASTER: Final = 1.3
 # Assumed until a link is measured: a home network.
@@ -178,7 +177,7 @@ def _remote_devices(registry: RemoteRegistry) -> list[Far]:
 class Spreading:
     """Plans how to divide one model between this computer and its workers, in their current state."""
 
-    def __init__(self, resources: Resources, machine: Machine, owner: str, dry_run: DryRunner | None) -> None:
+    def __init__(self, resources: Resources, machine: Machine, owner: str, dry_run: DryRunner) -> None:
         self._registry, self._machine, self._owner = resources.remotes, machine, owner
         self._ledger, self._history = resources.ledger, resources.history
         self._dry_run = dry_run
@@ -242,8 +241,7 @@ class Spreading:
                 plans.append((self._tok_s(shape, settings), -count, settings))
         best = sorted(plans, key=lambda plan: -plan[1] if most else plan[:2], reverse=True)
         for tok_s, _, settings in best:
-            run = self._dry_run(settings) if self._dry_run is not None else None
-            memory = need(shape, settings, self._machine, self._registry, run)
+            memory = need(shape, settings, self._machine, self._registry, self._dry_run(settings))
             if overdraft(self._ledger, memory, self._owner) is None:
                 return self._placement(shape, settings, memory, tok_s)
         return None

@@ -16,7 +16,7 @@ from devices.types import Machine
 from engine.core.errors import InputFault
 from engine.message_catalog.reasons import Reason, because
 from engine.placement import rpc_layers
-from engine.placement.candidates import Candidate, DryRunner, PlacementQuery
+from engine.placement.candidates import Candidate, PlacementQuery
 from engine.placement.choose import choose_candidate, placement_of
 from engine.placement.estimate import overdraft
 from engine.placement.fallbacks import sound_fallbacks
@@ -38,6 +38,7 @@ from engine.placement.results import Tuned, machine_key, pinned_elsewhere, shape
 from engine.placement.shape import ModelShape
 from engine.placement.speed import RARE_ERROR, USUAL_ERROR
 from engine.placement.types import (
+    DryRunner,
     Fallback,
     MemoryEstimate,
     MemoryPart,
@@ -235,8 +236,7 @@ def other_machines(load: Load, settings: LoadSettings) -> tuple[LoadSettings, Re
     """Put layers on workers if that is faster or the model does not fit on this machine alone."""
     if load.resources is None or not load.resources.remotes.remotes:
         return settings, None
-    ask = None if load.dry_run is by_formula else load.dry_run
-    far = rpc_layers.Spreading(load.resources, load.machine, load.owner, ask)
+    far = rpc_layers.Spreading(load.resources, load.machine, load.owner, load.dry_run)
     load.placement = far.instead_of(load.placed, load.shape, load.pinned_remote)
     return load.placed.settings, load.placed.reasons[0]
 

@@ -101,6 +101,9 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
+DryRunner = Callable[[LoadSettings], DryRun | None]
+
+
 class FitOption(msgspec.Struct, frozen=True, kw_only=True):
     """A trade-off that needs less memory: the change, and the need after it."""
 

@@ -1,97 +1,79 @@
 """Changes the program in one place at a time and reports which changes no test notices.
 
-    python tests/optin/mutants.py WORK [--count 96] [--seed 1] [--groups tests/unit tests/integration/engine]
+    python tests/optin/mutants.py WORK [--count 400] [--seed 1] [--areas fit ledger] [--tests --quick]
 
-WORK is a folder outside the repository. It gets a clone of HEAD, the lines that each test executes, and
-`results.jsonl` with one line per mutant: file, line, change, result (killed, survived, timeout, uncovered) and the
-test that failed. A second call continues where the first one stopped. Needs the package coverage. Coverage is
-taken in one run of the groups and in pytest's own process: lines that only child processes execute are uncovered.
-For each mutant those tests run that execute its line (for code outside functions: its file), the quickest first,
-until one fails or `BOUND_S` of CPU are used. Mutants are spread evenly over AREAS.
+WORK is a folder outside the repository. It gets a clone of HEAD, the statements that each test executes, and
+`results.jsonl` with one line per mutant: file, line, change, result (killed, survived, timeout, unexecuted) and the
+test that failed. A second call continues where the first one stopped. `--tests` are pytest's arguments, the last of the
+command. Mutants are changes in functions, spread evenly over AREAS.
 
-Latest (2026-11-27, tests that import the module or have its name): 15 of another sample, killed 8, survived 7; all
-changes of lines in six functions in which mutants had survived before. 13 gaps have a test. What is left changes
-nothing that can be seen, such as the flag `strict` of a `zip`, or a comparison of two speeds that are never equal.
-
-The last 64 mutants (2026-11-26, coverage of unit tests): killed 21, survived 12, not executed 31, nine of these not
-valid. Of the 12 one was a defect, five are killed by new tests, two by tests that were not chosen, one by a simpler
-condition, and three have no effect.
-
-Before (2026-11-26): 71 mutants in functions, tried with the test files that import the module: unit tests of
-the quick run, then up to two files of integration or end-to-end tests, so less than all tests. Killed, survived and
-not executed by area: placement 7, 4, 3; plan 4, 4, 0; chat 6, 2, 5; protocols 5, 3, 5; stores 6, 2, 1; guards 5, 4,
-5. Six survivors and one that was not executed were promises without a test, and have one now. Four survivors are
-killed by tests that were not among those chosen. The others change nothing that can be seen, or were not examined.
-
-Earlier (2026-11-25, `--count 160 --groups tests/unit`, functions only, at most 40 s of tests each): 138
-mutants, 46 of them in lines that no unit test executes. Of the other 92, unit tests killed 61. Killed, survived
-and uncovered by area: placement 10, 12, 4; quantize 14, 6, 4; chat 15, 8, 3; protocols 3, 1, 18; stores 14, 3,
-7; guards 5, 1, 10. Six survivors were promises without a test and have one now. Of the other 25, some change
-nothing that can be seen, some are noticed by integration tests (a recipe of a model with experts, the first
-token of a prompt), and the rest were not examined.
+One process collects the tests and imports AREAS. A fork of it runs them all once, with functions that note their
+statements. For each mutant another fork replaces one function's code, then runs those tests that execute the
+statement, the quickest first, until one fails or `BOUND_S` of CPU are used. Thus a mutant takes a tenth of a second
+more than its tests. Child processes of the product run the unchanged program: what only they execute is unexecuted.
+A test that fails without the mutant too, after the same other tests, is left out.
 """
 
 import argparse
 import ast
+import builtins
+import contextlib
+import gc
+import importlib
 import itertools
 import json
 import os
 import random
 import re
 import resource
+import select
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BOUND_S = 60  # of CPU time, so that a busy machine changes nothing
-CLOCK_S = 600.0
-GROUPS = ("tests/unit", "tests/integration/engine", "tests/integration/app")
+BOUND_S = 20  # of CPU time, so that a busy machine changes nothing
+CLOCK_S = 300.0
+MEMORY_BYTES = 6 << 30
+SERVER = "engine/server/"
 AREAS = {
-    "placement": ("engine/placement/", "devices/memory_ledger"),
-    "quantize": ("quantize/plan/", "quantize/gptq/"),
+    "fit": tuple(f"engine/placement/{part}" for part in ("estimate", "fit_report", "hub_shape", "memory", "shape")),
+    "ledger": ("devices/memory_ledger",),
+    "dispatch": ("engine/placement/",),
+    "plan": ("quantize/plan/",),
+    "gptq": ("quantize/gptq/",),
     "chat": ("engine/chat/",),
     "protocols": (
-        *(f"engine/server/{part}/" for part in ("openai", "anthropic", "ollama", "responses", "llama_server")),
+        *(f"{SERVER}{part}/" for part in ("openai", "anthropic", "ollama", "responses", "llama_server")),
         "engine/upstreams/",
     ),
     "stores": (
-        "engine/core/json_store",
-        "engine/server/response_store",
-        "engine/jobs/",
-        "engine/library/",
-        "app/db/",
+        *("engine/core/json_store", f"{SERVER}response_store", "engine/jobs/", "engine/library/", "app/db/"),
+        *("app/code/history", "app/code/edits/journal"),
     ),
     "guards": (
-        *(f"engine/server/{part}" for part in ("auth", "body", "guard", "json_bounds", "origin_check")),
-        *("app/code/", "app/tools/", "devices/landlock", "devices/syscall_filter"),
+        *(f"{SERVER}{part}" for part in ("auth", "body", "guard", "json_bounds", "origin_check")),
+        *("app/tools/", "app/code/edits/"),
     ),
-}  # prefixes of paths
+    "sandbox": ("app/code/agent/", "devices/landlock", "devices/syscall_filter"),
+}  # prefixes of paths; the first area that fits
 SWAPPED = ["Lt", "LtE", "Gt", "GtE", "Eq", "NotEq", "Is", "IsNot", "In", "NotIn", "Add", "Sub", "And", "Or"]
 PAIRS = list(zip(SWAPPED[::2], SWAPPED[1::2], strict=True))
 NAMES = {**dict(PAIRS), **{b: a for a, b in PAIRS}, "Mult": "Add", "Div": "Mult", "FloorDiv": "Mult"}
 OTHER = {getattr(ast, one): getattr(ast, other) for one, other in NAMES.items()}
 NO_BEHAVIOUR = re.compile(r"\b(log|_log|logger)\.|cast\(|TypeVar\(")
-RESULTS = {0: "survived", -signal.SIGXCPU: "timeout", -signal.SIGKILL: "timeout"}  # by exit code; else killed
+RESULTS = {signal.SIGXCPU: "timeout", signal.SIGKILL: "timeout"}  # by the signal that ended the tests; else killed
+NOTE = "_note_statement"
 
-
-def pytest_runtest_protocol(item: pytest.Item) -> None:
-    """As a plugin of pytest, this module records coverage by test, and the seconds of each."""
-    import coverage
-
-    if (measuring := coverage.Coverage.current()) is not None:
-        measuring.switch_context(item.nodeid)
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "call" and report.passed and (target := os.environ.get("MUTANTS_SECONDS")):
-        with Path(target).open("a", encoding="utf-8") as file:
-            file.write(json.dumps([report.nodeid, round(report.duration, 3)]) + "\n")
+failed: list[str] = []  # tests of this process
 
 
 def changed(node: ast.AST) -> ast.AST | None:
@@ -115,142 +97,282 @@ def changed(node: ast.AST) -> ast.AST | None:
     return other
 
 
+def _functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
 def mutants(file: str, text: str) -> list[dict[str, Any]]:
-    """All changes of one file, by their position in its bytes."""
-    tree, raw = ast.parse(text), text.encode()
+    """All changes of one file's functions. `at` is the node's number in `ast.walk`, `statement` the line that executes it."""
+    tree = ast.parse(text)
     nodes = list(ast.walk(tree))
     skipped = {id(n) for f in nodes if isinstance(f, ast.JoinedStr) for n in ast.walk(f)}
-    # `frozen=True` and the like of a class change nothing that a sound program does.
+    # `frozen=True` of a class and `strict=True` of a zip change nothing that a sound program does.
     skipped |= {id(n) for c in nodes if isinstance(c, ast.ClassDef) for k in c.keywords for n in ast.walk(k)}
-    functions = [f for f in nodes if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)]
-    inside = {id(n) for f in functions for statement in f.body for n in ast.walk(statement)}
-    starts = [0]
-    for line in raw.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
+    skipped |= {id(n.value) for n in nodes if isinstance(n, ast.keyword) and n.arg == "strict"}
+    statements: dict[int, int] = {}
+    for function in _functions(tree):  # outer ones come first
+        for statement in ast.walk(function):
+            if isinstance(statement, ast.stmt) and statement is not function:
+                statements |= dict.fromkeys(map(id, ast.walk(statement)), statement.lineno)
     found = []
-    for node in nodes:
-        if id(node) in skipped or (other := changed(node)) is None:
+    for at, node in enumerate(nodes):
+        if id(node) in skipped or id(node) not in statements or (other := changed(node)) is None:
             continue
-        begin, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
-        old, new = raw[begin:end].decode(), ast.unparse(other)
-        if not NO_BEHAVIOUR.search(old):
-            new = new if isinstance(other, ast.Pass) else f"({new})"
-            place = {
-                "file": file,
-                "line": node.lineno,
-                "begin": begin,
-                "end": end,
-                "in_function": id(node) in inside,
-            }
-            found.append(place | {"old": old, "new": new})
+        old = ast.get_source_segment(text, node)
+        if old and not NO_BEHAVIOUR.search(old):
+            place = {"file": file, "line": node.lineno, "at": at, "statement": statements[id(node)]}
+            found.append(place | {"old": old, "new": ast.unparse(other)})
     return found
 
 
-def chosen(tree: Path, count: int, seed: int) -> list[dict[str, Any]]:
-    """The same mutants for the same seed and tree, alternating between the areas."""
-    dice, piles = random.Random(seed), []
-    sources = sorted(str(p.relative_to(tree)) for p in tree.rglob("*.py"))
-    for area, paths in AREAS.items():
-        files = [f for f in sources if f.startswith(paths)]
-        pile = [m | {"area": area} for f in files for m in mutants(f, (tree / f).read_text("utf-8"))]
-        piles.append(dice.sample(pile, min(len(pile), count)))
-    return [pile[i] for i in range(count) for pile in piles if i < len(pile)][:count]
+def mutated(text: str, at: int) -> ast.AST:
+    """The file's tree with the change of that node."""
+    tree = ast.parse(text)
+    target = list(ast.walk(tree))[at]
+
+    class Change(ast.NodeTransformer):
+        def visit(self, node: ast.AST) -> Any:
+            if node is target and (other := changed(node)) is not None:
+                return ast.copy_location(other, node)
+            return self.generic_visit(node)
+
+    return ast.fix_missing_locations(Change().visit(tree))
 
 
-def environment(work: Path, **more: str) -> dict[str, str]:
-    path = os.pathsep.join([str(work / "tree"), str(work), os.environ.get("PYTHONPATH", "")])
-    left_out = ("PYTEST_", "PYTHONDONTWRITEBYTECODE")  # bytecode of the unchanged tree saves each mutant seconds
-    return {k: v for k, v in os.environ.items() if not k.startswith(left_out)} | {"PYTHONPATH": path, **more}
+def noting(text: str, number: int) -> ast.AST:
+    """The file's tree whose functions tell NOTE the file's number and the line before each statement."""
+    tree = ast.parse(text)
+    inside = {id(n) for function in _functions(tree) for n in ast.walk(function)}
+    for node in list(ast.walk(tree)):
+        if id(node) not in inside:
+            continue
+        for name in ("body", "orelse", "finalbody"):
+            old = getattr(node, name, None)
+            if isinstance(old, list):
+                calls = (
+                    ast.copy_location(
+                        ast.Expr(
+                            ast.Call(ast.Name(NOTE, ast.Load()), [ast.Constant((number << 16) | s.lineno)], [])
+                        ),
+                        s,
+                    )
+                    for s in old
+                )
+                setattr(node, name, [one for pair in zip(calls, old, strict=True) for one in pair])
+    return ast.fix_missing_locations(tree)
 
 
-def measure(work: Path, groups: list[str]) -> None:
-    """One run of each group with the lines that each test executes."""
-    (work / "mutants_plugin.py").write_bytes(Path(__file__).read_bytes())
-    (work / "coveragerc").write_text(f"[run]\nsource = app,devices,engine,quantize\ndata_file = {work}/part\n")
-    for group in groups:
-        command = [
-            sys.executable,
-            "-m",
-            "coverage",
-            "run",
-            "--append",
-            f"--rcfile={work}/coveragerc",
-            "-m",
-            "pytest",
-        ]
-        command += ["-q", "-n0", "-p", "no:cacheprovider", "-p", "mutants_plugin", "--timeout=0", group]
-        told = environment(work, MUTANTS_SECONDS=str(work / "seconds.jsonl"))
-        subprocess.run(command, cwd=work / "tree", env=told, check=False)
-    (work / "part").rename(work / "coverage.db")
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
 
 
-def result_of(mutant: dict[str, Any], work: Path, tests: list[str]) -> dict[str, Any]:
-    """The tests' result for the mutant; the file is restored afterwards."""
-    path = work / "tree" / mutant["file"]
-    sound, times, began = path.read_bytes(), path.stat(), time.monotonic()
-    path.write_bytes(sound[: mutant["begin"]] + mutant["new"].encode() + sound[mutant["end"] :])
-    (work / "tests.txt").write_text("\n".join(tests))
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-n0",
-        "-p",
-        "no:cacheprovider",
-        f"@{work / 'tests.txt'}",
-    ]
-    told = environment(work, PYTHONDONTWRITEBYTECODE="1")
-    bounds = {"timeout": CLOCK_S, "preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_CPU, (BOUND_S, BOUND_S))}
-    try:
-        done = subprocess.run(command, cwd=work / "tree", env=told, capture_output=True, text=True, **bounds)
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-        by = failed[1] if failed else done.stdout[-300:]
-        found = {"result": RESULTS.get(done.returncode, "killed"), "by": by if done.returncode else ""}
-    except subprocess.TimeoutExpired:
-        found = {"result": "timeout"}
-    finally:
-        path.write_bytes(sound)
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    return found | {"s": round(time.monotonic() - began, 1), "tests": len(tests)}
+def replace_code(file: str, tree: ast.AST, functions: Sequence[FunctionType]) -> None:
+    """Let the living functions of a file execute that tree. Raises: ValueError (other free variables)."""
+    fresh: dict[tuple[str, int], list[CodeType]] = {}
+    for code in _codes(compile(tree, file, "exec")):
+        fresh.setdefault((code.co_qualname, code.co_firstlineno), []).append(code)
+    for function in functions:
+        codes = fresh[function.__code__.co_qualname, function.__code__.co_firstlineno]
+        if len(codes) == 1:  # otherwise lambdas of one line
+            function.__code__ = codes[0]
+
+
+def in_fork(work: Callable[[], Any], bound_s: int) -> tuple[Any, int]:
+    """What `work` returns in a fork of this process, and the signal that ended the fork, or 0."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        os.close(reading)
+        resource.setrlimit(resource.RLIMIT_CPU, (bound_s, bound_s))
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+        try:
+            answer = json.dumps(work()).encode()
+            while answer:
+                answer = answer[os.write(writing, answer) :]
+        finally:
+            os._exit(0)
+    os.close(writing)
+    parts, until = [], time.monotonic() + max(CLOCK_S, 10 * bound_s)
+    while select.select([reading], [], [], max(0.0, until - time.monotonic()))[0] and (
+        part := os.read(reading, 1 << 20)
+    ):
+        parts.append(part)
+    with contextlib.suppress(ProcessLookupError):
+        if not parts and time.monotonic() > until:
+            os.killpg(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)  # what the tests left running
+    os.close(reading)
+    return (json.loads(b"".join(parts)) if parts else None), os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        failed.append(report.nodeid)
+
+
+def executed(session: pytest.Session) -> dict[str, Any]:
+    """For each test that passes: its seconds of CPU, and the statements that it executes."""
+    found = {}
+    for item, following in zip(session.items, [*session.items[1:], None], strict=True):
+        notes: set[int] = set()
+        setattr(builtins, NOTE, notes.add)
+        began = time.process_time()
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if item.nodeid not in failed:
+            found[item.nodeid] = [round(time.process_time() - began, 3), sorted(notes)]
+    session._setupstate.teardown_exact(None)
+    return found
+
+
+def first_failure(session: pytest.Session, items: Sequence[pytest.Item]) -> str:
+    """The first of the tests that fails, or an empty text."""
+    for item, following in zip(items, [*items[1:], None], strict=True):
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if failed:
+            break
+    session._setupstate.teardown_exact(None)
+    return failed[0] if failed else ""
+
+
+class Trial:
+    """All mutants of one call, in the process that has collected the tests."""
+
+    def __init__(self, session: pytest.Session, work: Path) -> None:
+        self._session, self._tree, self._work = session, work / "tree", work
+        self._items = {item.nodeid: item for item in session.items}
+        sources = sorted(str(path.relative_to(self._tree)) for path in self._tree.rglob("*.py"))
+        areas = {f: next((a for a, paths in AREAS.items() if f.startswith(paths)), "") for f in sources}
+        self._areas = {file: area for file, area in areas.items() if area}
+        self._numbers = {file: number for number, file in enumerate(self._areas)}
+        self._texts = {file: (self._tree / file).read_text("utf-8") for file in self._areas}
+        for file in self._areas:
+            with contextlib.suppress(BaseException):  # not installed here, or refused by the quick run
+                importlib.import_module(file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+        gc.unfreeze()  # of the collection; frozen objects are not listed
+        self._functions: dict[str, list[FunctionType]] = {file: [] for file in self._areas}
+        for thing in gc.get_objects():
+            if type(thing) is FunctionType and thing.__code__.co_filename.startswith(f"{self._tree}/"):
+                file = thing.__code__.co_filename.removeprefix(f"{self._tree}/")
+                self._functions.get(file, []).append(thing)
+        gc.freeze()
+        self._sound: set[str] = set()  # tests that passed without a mutant after others
+        self._seconds: dict[str, float] = {}
+        self._tests: dict[int, list[str]] = {}
+
+    def measure(self) -> None:
+        """The tests that execute each statement: of an earlier call, or by running all."""
+        path = self._work / "statements.json"
+        known = json.loads(path.read_text()) if path.exists() else {}
+        if not self._items.keys() <= known.keys():
+
+            def noted() -> dict[str, Any]:
+                for file, text in self._texts.items():
+                    self._replace(file, noting(text, self._numbers[file]))
+                return executed(self._session)
+
+            fresh, _ = in_fork(noted, 3600)
+            known |= dict.fromkeys(self._items) | (fresh or {})
+            path.write_text(json.dumps(known))
+        for name, told in known.items():
+            if name in self._items and told is not None:
+                self._seconds[name] = told[0]
+                for statement in told[1]:
+                    self._tests.setdefault(statement, []).append(name)
+
+    def _replace(self, file: str, tree: ast.AST) -> None:
+        replace_code(str(self._tree / file), tree, self._functions[file])
+
+    def chosen(self, count: int, seed: int, areas: Sequence[str]) -> list[dict[str, Any]]:
+        """The same mutants for the same seed and tree, alternating between the areas."""
+        dice, piles = random.Random(seed), []
+        for area in areas:
+            files = [file for file, of in self._areas.items() if of == area]
+            pile = [m | {"area": area} for file in files for m in mutants(file, self._texts[file])]
+            piles.append(dice.sample(pile, min(len(pile), count)))
+        return [pile[i] for i in range(count) for pile in piles if i < len(pile)][:count]
+
+    def result_of(self, mutant: dict[str, Any]) -> dict[str, Any]:
+        """What the tests say about the mutant."""
+        statement = (self._numbers[mutant["file"]] << 16) | mutant["statement"]
+        names = sorted(self._tests.get(statement, ()), key=self._seconds.__getitem__)
+        total = itertools.accumulate(map(self._seconds.__getitem__, names))
+        tests = [name for name, used in zip(names, total, strict=True) if used < BOUND_S]
+        if not tests:
+            return {"result": "unexecuted"}
+        tree, began = mutated(self._texts[mutant["file"]], mutant["at"]), time.monotonic()
+
+        def tried() -> str:
+            try:
+                self._replace(mutant["file"], tree)
+            except (ValueError, KeyError, SyntaxError):
+                return "?"
+            return first_failure(self._session, [self._items[name] for name in tests])
+
+        while tests:
+            by, ended = in_fork(tried, BOUND_S * 3)
+            if not by or by == "?" or by in self._sound:
+                break
+            before = [self._items[name] for name in tests[: tests.index(by) + 1]]
+            if in_fork(lambda b=before: first_failure(self._session, b), BOUND_S * 3)[0] == "":
+                self._sound.add(by)
+                break
+            tests.remove(by)
+        result = RESULTS.get(ended, "killed") if ended else "survived" if by == "" else "killed"
+        result = "invalid" if by == "?" else result
+        return {"result": result, "by": by, "s": round(time.monotonic() - began, 1), "tests": len(tests)}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    if "MUTANTS" not in os.environ:
+        return None
+    given = json.loads(os.environ["MUTANTS"])
+    work = Path(given["work"])
+    trial = Trial(session, work)
+    trial.measure()
+    results = work / "results.jsonl"
+    known = map(json.loads, results.read_text().splitlines() if results.exists() else ())
+    done = {(m["file"], m["at"], m["new"]) for m in known}
+    for mutant in trial.chosen(given["count"], given["seed"], given["areas"]):
+        if (mutant["file"], mutant["at"], mutant["new"]) not in done:
+            outcome = trial.result_of(mutant)
+            with results.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(mutant | outcome) + "\n")
+    return True
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("work", type=Path)
-    options.add_argument("--count", type=int, default=96)
+    options.add_argument("--count", type=int, default=400)
     options.add_argument("--seed", type=int, default=1)
-    options.add_argument("--groups", nargs="+", default=GROUPS)
+    options.add_argument("--areas", nargs="+", choices=AREAS, default=list(AREAS))
+    options.add_argument("--tests", nargs=argparse.REMAINDER, default=["--quick"])
     given = options.parse_args()
     work = given.work.resolve()
     if not (work / "tree").exists():
         subprocess.run(["git", "clone", "-q", "--shared", str(ROOT), str(work / "tree")], check=True)
-    if not (work / "coverage.db").exists():
-        measure(work, given.groups)
-    from coverage import CoverageData
-
-    data = CoverageData(str(work / "coverage.db"))
-    data.read()
-    seconds = dict(map(json.loads, (work / "seconds.jsonl").read_text().splitlines()))
-    results = work / "results.jsonl"
-    known = map(json.loads, results.read_text().splitlines() if results.exists() else ())
-    done = {(m["file"], m["begin"], m["new"]) for m in known}
-    for mutant in chosen(work / "tree", given.count, given.seed):
-        if (mutant["file"], mutant["begin"], mutant["new"]) in done:
-            continue
-        lines = data.contexts_by_lineno(str(work / "tree" / mutant["file"]))
-        of = (
-            lines.get(mutant["line"], ())
-            if mutant["in_function"]
-            else [n for names in lines.values() for n in names]
+    (work / "mutants_plugin.py").write_bytes(Path(__file__).read_bytes())
+    path = os.pathsep.join([str(work / "tree"), str(work)])
+    told = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    told |= {"PYTHONPATH": path, "MUTANTS": json.dumps(vars(given) | {"work": str(work)})}
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-p", "mutants_plugin"]
+    with (work / "pytest.log").open("wb") as log:
+        subprocess.run(
+            [*command, "--timeout=0", *given.tests], cwd=work / "tree", env=told, stdout=log, stderr=log, check=False
         )
-        names = sorted(seconds.keys() & set(of), key=seconds.__getitem__)
-        enough = itertools.accumulate(map(seconds.__getitem__, names))
-        tests = [name for name, total in zip(names, enough, strict=True) if total < BOUND_S]
-        outcome = result_of(mutant, work, tests) if tests else {"result": "uncovered"}
-        with results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(mutant | outcome) + "\n")
+    known = list(map(json.loads, (work / "results.jsonl").read_text().splitlines()))
+    counts = Counter((m["area"], m["result"]) for m in known)
+    kinds = sorted({m["result"] for m in known})
+    print("area", *kinds, sep="\t")
+    for area in AREAS:
+        print(area, *(counts[area, kind] for kind in kinds), sep="\t")
 
 
 if __name__ == "__main__":

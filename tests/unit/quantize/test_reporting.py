@@ -22,11 +22,13 @@ from quantize.job.forecast import (
     slower_than_table,
     spend,
 )
+from quantize.job.gate import GateTask
 from quantize.job.report import missed_grids, summary, write_report
 from quantize.job.request import QuantizeReport
 from quantize.plan.plan import PlanInput, make_plan
 from quantize.plan.priors import prior_damage
 from quantize.plan.speed import model_spec
+from quantize.tensor_rules import allows_quantization
 from quantize.types import EvidenceRef, FileReport, Interval, Rounding, SizeTarget
 from tests.support.reports import read_report
 
@@ -143,6 +145,22 @@ def test_measuring_is_forecast_by_the_positions_that_swaps_compare(plan, monkeyp
     every_second = seconds_by_phase(shape, {})["measure"]
     monkeypatch.setattr(forecasting, "SCORED_STEP", 8)
     assert seconds_by_phase(shape, {})["measure"] < every_second
+
+
+def test_a_gate_is_forecast_by_its_tokens_and_by_four_processes(plan):
+    shape = shape_of(plan[0], effort_of("balanced"), threads=1)
+
+    def seconds(prompt_tokens, answer_tokens):
+        gate = GateTask(name="g", cases=1, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens)
+        return seconds_by_phase(msgspec.structs.replace(shape, gate=gate), {})["gate"]
+
+    matrices = [t for t in shape.model.tensors if allows_quantization(t)]
+    layers = sum(t.num_values for t in matrices if t.name.startswith("blk."))
+    weights = sum(t.num_values for t in matrices)
+    start_s, read_s = 4 * forecasting._LOAD_S, 2 * weights * 1.3 / forecasting._DECODE_BYTES
+    assert seconds(0, 0) == start_s
+    assert seconds(10**6, 0) == pytest.approx(start_s + 2 * 10**6 * 2 * layers / forecasting._EVAL_FLOPS)
+    assert seconds(0, 10**6) == pytest.approx(start_s + 10**6 * read_s)
 
 
 def test_a_forecast_learns_from_the_jobs_of_this_machine(plan, tmp_path):

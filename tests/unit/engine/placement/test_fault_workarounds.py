@@ -13,7 +13,7 @@ from engine.message_catalog.reasons import because
 from engine.placement import device_checks, engine_versions, fault_workarounds
 from engine.placement.estimate import need_at
 from engine.placement.fallbacks import next_fallback, with_variables
-from engine.placement.fault_workarounds import applied, not_bad
+from engine.placement.fault_workarounds import applied, found_rules, not_bad
 from engine.placement.measurements import TunableSettings
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer, read_shape
@@ -431,3 +431,18 @@ def test_no_settings_with_which_a_runner_died_are_loaded_again_after_restarts(pl
         elif after_death(machine, settings) is None:
             break
     assert {one.devices for one in dead} == {("Vulkan0",), ("ROCm0",), ()}
+
+
+@pytest.mark.parametrize(("gib", "found"), [(2.0, ["adreno-x1-2gib-allocation"]), (1.9, [])])
+def test_the_largest_tensor_decides_about_a_limit_of_one_allocation(path, gib, found):
+    opencl = Runtime("opencl", "GPUOpenCL", 0, 1 << 34, 1 << 34, "usable")
+    gpu = replace(HALO.device(IGPU), name="Adreno(TM) X1-85", runtimes=(opencl,))
+    shape = read_shape(path)
+    large = replace(shape.tensors[0], nbytes=int(gib * 2**30))
+    matched = found_rules(
+        fault_rules.load(),
+        replace(shape, tensors=(*shape.tensors, large)),
+        replace(HALO, devices=(gpu,)),
+        LoadSettings(path=path, n_gpu_layers=99, devices=("GPUOpenCL",)),
+    )
+    assert [rule.id for rule in matched] == found

@@ -10,7 +10,9 @@ from devices.memory_ledger import Ledger
 from engine.placement.chip_speeds import chip_speeds
 from engine.placement.history import PlacementHistory
 from engine.placement.placer import read_shape
-from engine.placement.rpc_layers import Spreading
+from engine.placement.rpc_layers import Spreading, need
+from engine.placement.steps import by_formula
+from engine.placement.types import DryRun, Placement
 from engine.remotes.registry import RemoteRegistry
 from engine.remotes.types import Link, Remote, RemoteDevice, RemoteFacts, Seen
 from engine.runner.protocol import LoadSettings, RemoteLayers
@@ -43,7 +45,7 @@ def spreading():
     known = replace(cpu, memory=replace(cpu.memory, bandwidth_gbs=HERE_GBS / chip_speeds().cpu.reads))
     here = replace(found, devices=(known, *registry.devices()))
     resources = SimpleNamespace(remotes=registry, ledger=Ledger(lambda: here), history=PlacementHistory(None))
-    return Spreading(resources, here, "m", None)
+    return Spreading(resources, here, "m", by_formula)
 
 
 def divided(layers):
@@ -95,3 +97,24 @@ def test_several_workers_teach_nothing_since_one_time_cannot_tell_them_apart(spr
     both = replaced(both, devices=("RPC0", "RPC1"), remotes=(far, far))
     spreading.learn(shape, both, 1.0)
     assert spreading._history.speed_gbs("remote:desk/CPU", "rpc") is None
+
+
+def test_the_best_division_has_the_memory_of_its_dry_run(spreading, shape):
+    alone = LoadSettings(path="m", n_ctx=1024)
+    here = Placement(
+        device="cpu",
+        device_name="CPU",
+        backend="cpu",
+        n_layers=12,
+        settings=alone,
+        need=need(shape, alone, spreading._machine, spreading._registry),
+        fits=True,
+    )
+    asked = []
+    spreading._dry_run = lambda settings: asked.append(settings) or DryRun(
+        kv_bytes=1, recurrent_bytes=0, output_bytes=1, compute_bytes={"RPC0": 7}, overhead_bytes=1
+    )
+    there = spreading.instead_of(here, shape, "desk")
+    assert there.settings in asked
+    computes = {part.device: part.num_bytes for part in there.need.parts if part.name == "compute"}
+    assert computes[there.device] == 7
