@@ -250,7 +250,7 @@ def _compressed_layer(head: GgufFile, index: int) -> Layer:
 
 def _has_cache(head: GgufFile, index: int, total: int) -> bool:
     if isinstance(head.arch_value("attention.recurrent_layers"), tuple | LazyArray):
-        return index < total and not _per_layer(head, "attention.recurrent_layers", index)
+        return not _per_layer(head, "attention.recurrent_layers", index)
     shared = head.arch_int("attention.shared_kv_layers") or 0
     limit = min(CACHED_LAYERS.get(head.architecture, total), total - shared)
     interval = head.arch_int("full_attention_interval") or DEFAULT_FULL_ATTENTION_INTERVAL.get(head.architecture)

@@ -4,8 +4,8 @@
 
 WORK is a folder outside the repository. It gets a clone of HEAD, the statements that each test executes, and
 `results.jsonl` with one line per mutant: file, line, change, result (killed, survived, timeout, unexecuted) and the
-test that failed. A second call continues where the first one stopped. `--tests` are pytest's arguments, the last of the
-command. Mutants are changes in functions, spread evenly over AREAS.
+test that failed. A second call continues where the first one stopped. `--tests`, the last option, are pytest's
+arguments. Mutants are changes in functions, spread evenly over AREAS.
 
 One process collects the tests and imports AREAS. A fork of it runs them all once, with functions that note their
 statements. For each mutant another fork replaces one function's code, then runs those tests that execute the
@@ -102,13 +102,21 @@ def _functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
 
 
 def mutants(file: str, text: str) -> list[dict[str, Any]]:
-    """All changes of one file's functions. `at` is the node's number in `ast.walk`, `statement` the line that executes it."""
+    """All changes of a file's functions; `at` counts nodes of `ast.walk`, `statement` is the statement's line."""
     tree = ast.parse(text)
     nodes = list(ast.walk(tree))
     skipped = {id(n) for f in nodes if isinstance(f, ast.JoinedStr) for n in ast.walk(f)}
     # `frozen=True` of a class and `strict=True` of a zip change nothing that a sound program does.
     skipped |= {id(n) for c in nodes if isinstance(c, ast.ClassDef) for k in c.keywords for n in ast.walk(k)}
     skipped |= {id(n.value) for n in nodes if isinstance(n, ast.keyword) and n.arg == "strict"}
+    # One more byte or second as the value of what is missing changes nothing either.
+    instead = [n.values[-1] for n in nodes if isinstance(n, ast.BoolOp) and isinstance(n.op, ast.Or)]
+    instead += [n.value for n in nodes if isinstance(n, ast.keyword) and n.arg == "default"]
+    gets = [
+        n for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "get"
+    ]
+    instead += [argument for n in gets for argument in n.args[1:]]
+    skipped |= {id(n) for n in instead if isinstance(n, ast.Constant)}
     statements: dict[int, int] = {}
     for function in _functions(tree):  # outer ones come first
         for statement in ast.walk(function):
@@ -303,8 +311,7 @@ class Trial:
         names = sorted(self._tests.get(statement, ()), key=self._seconds.__getitem__)
         total = itertools.accumulate(map(self._seconds.__getitem__, names))
         tests = [name for name, used in zip(names, total, strict=True) if used < BOUND_S]
-        if not tests:
-            return {"result": "unexecuted"}
+        bound_s = 5 + 3 * int(sum(map(self._seconds.__getitem__, tests)))  # of loops that do not end
         tree, began = mutated(self._texts[mutant["file"]], mutant["at"]), time.monotonic()
 
         def tried() -> str:
@@ -315,16 +322,17 @@ class Trial:
             return first_failure(self._session, [self._items[name] for name in tests])
 
         while tests:
-            by, ended = in_fork(tried, BOUND_S * 3)
+            by, ended = in_fork(tried, bound_s)
             if not by or by == "?" or by in self._sound:
                 break
             before = [self._items[name] for name in tests[: tests.index(by) + 1]]
-            if in_fork(lambda b=before: first_failure(self._session, b), BOUND_S * 3)[0] == "":
+            if in_fork(lambda b=before: first_failure(self._session, b), bound_s)[0] == "":
                 self._sound.add(by)
                 break
             tests.remove(by)
-        result = RESULTS.get(ended, "killed") if ended else "survived" if by == "" else "killed"
-        result = "invalid" if by == "?" else result
+        else:
+            return {"result": "unexecuted"}
+        result = RESULTS.get(ended, "killed") if ended else {"": "survived", "?": "invalid"}.get(by, "killed")
         return {"result": result, "by": by, "s": round(time.monotonic() - began, 1), "tests": len(tests)}
 
 
@@ -365,7 +373,12 @@ def main() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-p", "mutants_plugin"]
     with (work / "pytest.log").open("wb") as log:
         subprocess.run(
-            [*command, "--timeout=0", *given.tests], cwd=work / "tree", env=told, stdout=log, stderr=log, check=False
+            [*command, "--timeout=0", *given.tests],
+            cwd=work / "tree",
+            env=told,
+            stdout=log,
+            stderr=log,
+            check=False,
         )
     known = list(map(json.loads, (work / "results.jsonl").read_text().splitlines()))
     counts = Counter((m["area"], m["result"]) for m in known)

@@ -173,7 +173,7 @@ class NamedPayload:
     def finish(self) -> None:
         """Close the arguments, or report the header."""
         if self._stream is None:
-            if self._pending.strip() and self._form.strict:
+            if self._form.strict:
                 raise NotACall(self._pending)
             self._begin(self._pending)
         elif not self._parser.done:

@@ -78,6 +78,17 @@ def test_one_load_over_two_devices_is_refused_as_a_whole():
     assert book.reservations() == ()
 
 
+def test_one_load_cannot_take_the_same_memory_through_two_devices():
+    book = ledger(HALO)
+    whole_gpu = DeviceBytes(book.available(IGPU))
+    book.reserve("model", {IGPU: whole_gpu})
+    left = book.available("cpu")
+    book.release("model")
+    with pytest.raises(PoolExceeded):
+        book.reserve("split", {IGPU: whole_gpu, "cpu": DeviceBytes(left + GIB)})
+    book.reserve("split", {IGPU: whole_gpu, "cpu": DeviceBytes(left)})
+
+
 def test_the_gpu_cannot_take_more_than_its_drivers_ceiling():
     machine = MACHINES["sh-linux-halved"]
     igpu = next(d for d in machine.devices if d.kind == "igpu")
@@ -157,6 +168,9 @@ def test_measurements_correct_the_next_prediction():
     assert abs(audit.error_frac) < 0.01
     assert abs(book.audits.correction("llama|cpu") - 1.1) < 0.01
     assert book.audits.correction("gemma3|cpu") == 1
+    assert book.record_measured("model", held(anonymous=11 * GIB), cached_bytes=GIB).measured_bytes == 10 * GIB
+    book.attach("model", 4242)
+    assert book.record_measured("model", held(anonymous=9 * GIB)).measured_bytes == 9 * GIB, "given, not measured"
 
 
 def test_one_absurd_measurement_does_not_spoil_the_correction():

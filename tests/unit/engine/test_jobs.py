@@ -294,6 +294,10 @@ def test_speed_and_time_left(monkeypatch):
     now[0] = 110.0
     control.report("x", 30, 100)
     assert (seen[-1].speed, seen[-1].eta_s, seen[-1].stalled) == (0.0, None, True)
+    now[0] = 112.0
+    control.report("x", 31, 100)
+    assert 0 < seen[-1].speed < 1
+    assert seen[-1].eta_s == pytest.approx(69 / seen[-1].speed)
 
 
 @pytest.mark.parametrize("stores", [True, False])

@@ -6,7 +6,7 @@ import pytest
 from quantize.convert.tensor_map import Metadata
 from quantize.files.gguf_write import GgufWriter, TensorSlot
 from quantize.ggml_types import GgmlType
-from quantize.gptq.exact import ExactRequest, exact_types, find_exact_types, pack_exactly
+from quantize.gptq.exact import ExactRequest, _as_bfloat16, exact_types, find_exact_types, pack_exactly
 from quantize.native.blocks import dequantize_rows, quantize_rows
 
 ROWS, WIDTH = 8, 512
@@ -257,3 +257,9 @@ def test_blocks_that_are_on_no_grid_are_rounded_by_ggml():
 def test_rows_that_fill_no_block_of_256_take_smaller_blocks():
     ternary = np.clip(np.rint(normal()[:, :192] / 0.015), -1, 1) * half(0.0151)
     assert exact_types(ternary.astype(np.float32), F16)[0] == "Q2_0"
+
+
+@pytest.mark.parametrize(("bits", "rounded"), [(0x3F807FFF, 0x3F800000), (0x3F808001, 0x3F810000)])
+def test_values_are_rounded_to_the_nearest_bfloat16(bits, rounded):
+    value = np.array([bits], np.uint32).view(np.float32)
+    assert _as_bfloat16(value).view(np.uint32)[0] == rounded

@@ -281,6 +281,18 @@ def test_cache_and_weights_share_the_budget(spark):
     assert used == {90_000_000: "q4_0", 160_000_000: "q8_0", 276_000_000: "q8_0", 300_000_000: "f16"}
 
 
+def test_a_table_that_memory_holds_twice_counts_twice(spark):
+    goal = SizeTarget(kind="fit", limit_bytes=7_000_000)
+
+    def in_memory(doubled):
+        plan = make_plan(question(spark, doubled_head_types=tuple(doubled)), goal)
+        table = next(t for t in plan.tensors if t.name == "token_embd.weight")
+        return sum(padded(t.num_bytes) for t in plan.tensors), padded(table.num_bytes)
+
+    once, twice = in_memory(()), in_memory([*ERROR, "F16", "BF16", "F32"])
+    assert sum(twice) <= goal.limit_bytes < sum(once)
+
+
 def test_a_stock_mix_or_one_type_can_be_asked_for(spark):
     q = question(spark)
     stock = make_plan(q, SizeTarget(kind="mix", mix="q4_k_m"))
@@ -357,6 +369,15 @@ def test_before_measuring_keys_and_attention_outputs_get_more_bits_in_shallow_mo
     # The bundled model loses 6 % more if both get 5.6 bits.
     assert bits["attn_k", 8] > 5.9 > bits["attn_k", 30], bits
     assert bits["attn_output", 8] > 6 > bits["attn_output", 30], bits
+
+
+def test_models_of_up_to_eight_layers_are_equally_shallow(shape):
+    def keys_to_queries(layers):
+        damage = prior_damage(model_spec(read_gguf(shape.write(layers=layers))))
+        return damage["blk.0.attn_k.weight"]["Q4_K"] / damage["blk.0.attn_q.weight"]["Q4_K"]
+
+    assert keys_to_queries(4) == pytest.approx(keys_to_queries(8))
+    assert keys_to_queries(16) == pytest.approx(keys_to_queries(8) / 2)
 
 
 TERNARY = ("TQ2_0", "Q2_0", "Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")

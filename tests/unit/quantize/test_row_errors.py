@@ -71,3 +71,12 @@ def test_a_quick_test_narrows_the_interval_and_few_rows_widen_it():
 def test_tensors_that_the_model_does_not_have_count_nothing():
     other = TensorError(name="blk.7.other.weight", error=1.0, deviation=0.0, tested=0.007)
     assert rows_loss(MODEL, [*errors(0.01, 0.01, 0.01), other]) == rows_loss(MODEL, errors(0.01, 0.01, 0.01))
+
+
+def test_the_loss_of_any_one_tensor_is_known_equally_well():
+    def width(name):
+        error = TensorError(name=name, error=0.01, deviation=0.005, tested=0.007)
+        loss, _ = rows_loss(MODEL, [error], imatrix=True)
+        return loss.high / loss.value
+
+    assert width(NAMES[0]) == pytest.approx(width(NAMES[2]))

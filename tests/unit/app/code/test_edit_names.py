@@ -5,7 +5,9 @@ import time
 
 import pytest
 
+from app.code.edits.diffs import read_file_diff
 from app.code.edits.journal import Journal
+from app.code.edits.naming import name_before
 from app.code.edits.parse import MAX_ANSWER_BYTES, parse_answer
 from app.code.edits.session import EditSession
 from app.code.workspace import Workspace
@@ -280,6 +282,20 @@ def test_an_edit_in_a_form_that_is_not_read_is_reported(written, answer, paths):
     assert len(reported) == len(paths)
 
 
+@pytest.mark.parametrize(("added", "is_short"), [("", True), ("+x = 2\n", False)])
+def test_a_diff_with_fewer_new_lines_than_its_header_says_is_short(added, is_short):
+    lines = f"--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 1\n{added}".splitlines()
+    assert read_file_diff(lines, 0).is_short is is_short
+
+
+def test_the_edit_after_a_picture_is_read(written):
+    picture = "diff --git a/a.png b/a.png\nindex 1..2 100644\nGIT binary patch\nliteral 1\nAc00\n\n"
+    script = "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"
+    after, reported = written(picture + script, FILES)
+    assert after["a.py"].startswith("x = 2\n")
+    assert len(reported) == 1
+
+
 def test_an_edit_of_cline_is_read(written):
     for begin in ("------- SEARCH", "<<<<<<< SEARCH"):
         end = "+++++++ REPLACE" if begin[0] == "-" else ">>>>>>> REPLACE"
@@ -349,3 +365,10 @@ def test_a_long_hostile_answer_is_read_in_a_moment(piece):
     begun = time.process_time()
     parse_answer(text, frozenset(FILES))
     assert time.process_time() - begun < 5  # of CPU time; quadratic time would be much longer
+
+
+@pytest.mark.parametrize(("between", "path"), [(2, "src/a.py"), (3, None)])
+def test_a_name_three_lines_before_a_block_counts(between, path):
+    lines = ["src/a.py", *["This is a change."] * between]
+    found = name_before(lines, range(len(lines)), None, "", frozenset({"src/a.py"}))
+    assert (found.path, found.doubt) == (path, "")

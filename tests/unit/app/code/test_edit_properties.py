@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from app.code.edits.apply import apply_hunks, merge
+from app.code.edits.locate import shifted
 from app.code.edits.parse import contents, parse_answer, split
 from app.code.edits.types import Applied, Hunk
 from tests.support.examples import examples
@@ -119,3 +120,17 @@ def test_no_answer_breaks_the_reader_and_refusals_change_nothing(answer, text):
 @given(text=st.text(alphabet="a\r\n\f\u2028\x0b ", max_size=40))
 def test_splitting_loses_nothing(text):
     assert "".join(a + b for a, b in split(text)) == text
+
+
+@pytest.mark.parametrize(("line", "moved"), [("y = 1", "    y = 1"), ("    y = 1", "    y = 1")])
+def test_a_first_line_that_lost_its_indentation_gets_the_files(line, moved):
+    reindent = shifted(["x = 1", "    if x:"], ["    x = 1", "    if x:"])
+    assert reindent(0, line) == moved
+    assert reindent(1, "    if y:") == "    if y:"
+
+
+@pytest.mark.parametrize(("name", "placed"), [("abcd", True), ("abc", False)])
+def test_four_letters_place_a_hunk_whose_blanks_differ(name, placed):
+    hunk = Hunk(path="a", kind="change", search=(name,), replace=("x",), source="block")
+    (outcome,) = apply_hunks(f"1\n    {name}\n2\n", [hunk]).outcomes
+    assert isinstance(outcome, Applied) is placed

@@ -20,3 +20,9 @@ def test_each_is_from_a_named_page_and_starts_a_program_or_names_an_address(serv
     assert bool(server.needs) == bool(made.argv)
     assert "{" not in where
     assert "{folder}" not in server.command or made.argv[-1] == "/home/ann o'hara/Documents"
+
+
+@pytest.mark.parametrize("entry", [{"command": "a", "args": []}, {"command": "a", "args": ["b"], "timeout": 7.0}])
+def test_an_entry_is_exported_as_it_was_imported(entry):
+    (made,) = parse_servers(json.dumps({"mcpServers": {"a": entry}}))
+    assert made.as_json() == entry

@@ -103,6 +103,10 @@ def test_dialects(dialect, text):
     assert (said, malformed) == ("", [])
 
 
+def test_a_name_at_the_end_of_an_answer_is_a_call_without_arguments():
+    assert parse("[TOOL_CALLS]get_weather", "mistral")[2:] == ([("get_weather", {})], [])
+
+
 @pytest.mark.parametrize(
     "names",
     [("read", "Read"), ("get-file", "get_file"), ("list_files", "List-Files"), ("functions.a", "a"), ("é", "É")],

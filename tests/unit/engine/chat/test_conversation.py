@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from engine.chat import chat_pipeline
 from engine.chat.chat_pipeline import (
     AnswerFinished,
     AnswerLogprobs,
@@ -208,3 +209,19 @@ def test_members_of_parts_reach_no_template_that_does_not_read_them():
     assert item["content"] == [{"type": "text", "text": "Hi"}]
     [plain] = to_messages([ChatMessage(role="user", content=[{**part, "source_lang_code": 1}])])
     assert plain.content == "Hi"
+
+
+@pytest.mark.parametrize(
+    ("asked", "source", "tokens"),
+    [
+        ({"reasoning_effort": "low"}, "", 1024),
+        ({"reasoning_effort": "low", "thinking": True}, "", 1024),
+        ({"reasoning_effort": "low", "thinking": False}, "", None),
+        ({"reasoning_effort": "low"}, "{{ reasoning_effort }}", None),
+        ({"reasoning_effort": "low", "reasoning_budget": 7}, "", 7),
+        ({"reasoning_effort": "high"}, "", None),
+        ({}, "", None),
+    ],
+)
+def test_reasoning_is_bounded_by_the_request_unless_the_template_does_that(asked, source, tokens):
+    assert chat_pipeline._tokens(ChatQuery(messages=(), **asked), source) == tokens

@@ -80,6 +80,14 @@ def test_a_list_that_goes_on_at_another_host_is_not_followed(hub, client):
     assert len([path for _, path, _ in hub.requests if path.startswith("/api/models")]) == 1
 
 
+def test_storage_is_asked_without_the_users_token(hub, spark):
+    file = next(iter(spark.files))
+    with HubClient(hub.endpoint, token="hf_secret_canary").stream(
+        f"{hub.storage}/org/Spark-GGUF/resolve/main/{file}", "org/Spark-GGUF", 0, 4
+    ) as response:
+        assert "authorization" not in response.request.headers
+
+
 def test_a_listing_has_sizes_hashes_and_choices(hub, client, spark):
     spark.files["split-Q4_K_M-00001-of-00002.gguf"] = FakeFile(b"a")
     spark.files["split-Q4_K_M-00002-of-00002.gguf"] = FakeFile(b"bb")
@@ -153,7 +161,7 @@ def test_offline_mode_sends_nothing(hub, client, spark, monkeypatch):
 
 
 def test_a_hub_that_does_not_answer(client, hub):
-    with pytest.raises(errors.HubUnreachable):
+    with pytest.raises(errors.HubUnreachable, match="no server answers there"):
         HubClient("http://127.0.0.1:9").repository("org/x")
     with pytest.raises(errors.HubUnreachable):
         HubClient("http://127.0.0.1:9").search("x")

@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
-from engine.library.hub.plan import plan_repository
-from engine.library.hub.types import FitEstimate
+from engine.library.hub.plan import plan_repository, remembered
+from engine.library.hub.types import FitEstimate, OwnBuild
 from quantize.ggml_types import GgmlType
 from tests.support.fakes.downloads import MB
 from tests.support.fakes.fake_hub import FakeFile
@@ -118,3 +118,16 @@ def test_safetensors_are_a_source_though_their_header_is_not_read(hub, client, c
     plan = judged(client, catalogue, 64 * GB)
     assert (plan.build_from, plan.own.source) == ("safetensors", "safetensors")
     assert plan.own.kld < plan.own.ready_kld
+
+
+def test_what_was_computed_for_one_limit_is_read_again_beside_those_of_others(tmp_path):
+    made = []
+
+    def build(limit):
+        made.append(limit)
+        return OwnBuild(based_on="priors", source="BF16", file_bytes=limit, bits_per_weight=4.5, kld=0.1)
+
+    for limit in (1, 2, 1, 2):
+        found = remembered(tmp_path / "cache" / "plans", ("hash", limit), lambda limit=limit: build(limit))
+        assert found.file_bytes == limit
+    assert made == [1, 2]

@@ -433,6 +433,13 @@ def test_no_settings_with_which_a_runner_died_are_loaded_again_after_restarts(pl
     assert {one.devices for one in dead} == {("Vulkan0",), ("ROCm0",), ()}
 
 
+def test_a_fault_found_here_depends_on_the_drivers_known_versions_only(placed, path):
+    versions = (("lockup_timeout_ms", "2000"), ("mesa", "25.1.3"), ("mes", "unknown"))
+    machine = with_rocm(HALO, versions=versions)
+    rule = found_rule(fault_rules.load(), machine, placed(machine).settings, read_shape(path), sentence)
+    assert rule.when.versions.keys() & dict(versions).keys() == {"mesa"}
+
+
 @pytest.mark.parametrize(("gib", "found"), [(2.0, ["adreno-x1-2gib-allocation"]), (1.9, [])])
 def test_the_largest_tensor_decides_about_a_limit_of_one_allocation(path, gib, found):
     opencl = Runtime("opencl", "GPUOpenCL", 0, 1 << 34, 1 << 34, "usable")

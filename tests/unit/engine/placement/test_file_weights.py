@@ -8,10 +8,12 @@ from devices.memory_ledger import Ledger
 from engine.message_catalog.reasons import because
 from engine.placement.history import PlacementHistory
 from engine.placement.placer import read_shape
+from engine.placement.shape import is_repacked
 from engine.placement.steps import place
 from engine.placement.types import PlacementLimits
 from engine.runner.engine_args import EngineArgs
 from engine.runner.protocol import LoadSettings
+from quantize.files.gguf_header import TensorInfo
 from quantize.ggml_types import GgmlType
 from tests.support.machines.machines import reports
 from tests.support.models.shapes import scaled, write_hollow
@@ -115,3 +117,9 @@ def test_what_the_user_asked_for_stays(path, wish):
     found = placed(shape, path, repack=wish, engine_args=EngineArgs(repack=wish))
     assert found.settings.repack is wish
     assert because("file_weights") not in found.reasons
+
+
+@pytest.mark.parametrize(("dims", "copied"), [((256, 8), True), ((256, 8, 4), True), ((256, 8, 4, 2), False)])
+def test_matrices_and_those_of_experts_have_a_copy(dims, copied):
+    weight = TensorInfo("blk.0.ffn_up_exps.weight", dims, GgmlType.Q4_K, 0, 1)
+    assert is_repacked(weight, frozenset({"avx2"})) is copied

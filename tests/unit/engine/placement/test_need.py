@@ -319,3 +319,21 @@ def test_sliding_layers_can_keep_everything(files):
     at = settings(files["gemma3"], n_ctx=32768, engine_args=EngineArgs(swa_full=True))
     assert len(set(kv_layer_bytes(shape, at))) == 1
     assert estimate(shape, at, AVX2).part_bytes("kv") == dry_run(at).kv_bytes
+
+
+@pytest.mark.parametrize(("layers", "sliding"), [(64, 48), (30, 0)])
+def test_only_the_large_exaone_has_layers_with_a_window(tmp_path, layers, sliding):
+    made = scaled("gemma3", arch="exaone4", layers=layers, embd=64, ffn=64, vocab=64)
+    shape = read_shape(str(write_hollow(tmp_path / "m.gguf", made)))
+    assert sum(layer.sliding for layer in shape.layers) == sliding
+
+
+def test_a_file_without_layers_has_none(tmp_path):
+    made = scaled("llama", layers=0, embd=64, ffn=64, vocab=64)
+    assert read_shape(str(write_hollow(tmp_path / "m.gguf", made))).layers == ()
+
+
+def test_deterministic_requests_need_the_memory_of_tiles_too(files):
+    shape, plain = read_shape(files["llama"]), settings(files["llama"])
+    tiled = msgspec.structs.replace(plain, tiles=("q8_0",))
+    assert exact_parts(shape, tiled)["compute"] > exact_parts(shape, plain)["compute"]

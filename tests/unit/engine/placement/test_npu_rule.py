@@ -124,6 +124,13 @@ def test_joules_of_this_computer_take_the_model_from_the_npu_again(shape):
     assert placed(shape, machine, PlacementLimits(mode="quiet"), history=history).device == npu.id
 
 
+def test_each_response_moves_the_joules_by_a_quarter():
+    history = PlacementHistory(None)
+    for measured, known in ((4.0, 4.0), (8.0, 5.0), (1.0, 4.0)):
+        history.record_energy("m", "npu", "openvino", measured)
+        assert history.tokens_per_joule("m", "npu", "openvino") == known
+
+
 def test_a_slow_first_token_keeps_a_model_off_the_npu_unless_it_must_be_quiet(shape, monkeypatch):
     machine = opened("lnl-256v")
     large = replaced(shape, tensors=tuple(replace(t, shape=(*t.shape, 1)) for t in shape.tensors))
@@ -176,4 +183,5 @@ def test_strix_halos_npu_gets_fastflowlms_models_and_says_that_it_was_not_tried(
     assert found.device == npu_of(machine).id
     assert "not tried on hardware by this project" in sentences(found.reasons)
     assert found.need.total_bytes > 3_000_000_000
+    assert "3 GiB are reserved" in " ".join(sentences(found.reasons))
     assert found.fits

@@ -111,8 +111,9 @@ def test_the_best_division_has_the_memory_of_its_dry_run(spreading, shape):
         fits=True,
     )
     asked = []
-    spreading._dry_run = lambda settings: asked.append(settings) or DryRun(
-        kv_bytes=1, recurrent_bytes=0, output_bytes=1, compute_bytes={"RPC0": 7}, overhead_bytes=1
+    spreading._dry_run = lambda settings: (
+        asked.append(settings)
+        or DryRun(kv_bytes=1, recurrent_bytes=0, output_bytes=1, compute_bytes={"RPC0": 7}, overhead_bytes=1)
     )
     there = spreading.instead_of(here, shape, "desk")
     assert there.settings in asked

@@ -4,9 +4,10 @@ import asyncio
 import codecs
 import json
 import random
+from typing import Annotated
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import Request
 
 from engine.core.errors import InputFault
@@ -63,6 +64,15 @@ def test_a_long_text_is_held_to_the_length_its_field_may_have():
     )
     with pytest.raises(ValidationError, match="chat_template"):
         read(raw.encode())
+
+
+class _Words(BaseModel):
+    words: list[Annotated[str, Field(max_length=1 << 20)]]
+
+
+def test_long_texts_in_a_list_are_held_to_the_length_they_may_have():
+    with pytest.raises(ValidationError, match=r"words\.0"):
+        read(json.dumps({"words": ["b" * (2 << 20)]}).encode(), _Words)
 
 
 @pytest.mark.parametrize("wrong", [b"\n", b"\\x", b"\\ud800", b"\xff"])

@@ -95,6 +95,9 @@ def test_an_answer_without_an_end_is_a_fault():
     reader.feed(b'data: {"choices":[{"delta":{"content":"half"}}]}\n')
     with pytest.raises(errors.UpstreamBrokeOff, match="after 1 chunks"):
         reader.end()
+    reader.feed(b'data: {"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"name":"f"}}]}}]}\n')
+    with pytest.raises(errors.UpstreamBrokeOff, match="after 2 chunks"):
+        reader.end()
 
 
 def test_indices_of_calls_are_counted_anew():
