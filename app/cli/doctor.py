@@ -1,6 +1,8 @@
 """`tessera doctor`: problems of this machine for local AI, with the command that fixes each."""
 
 import json
+import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +35,8 @@ def command(as_json: bool, replay: Path | None) -> None:
         machine = recorded_report(load_recording(replay)) if replay else live_report(RealHost(), cache, fresh=True)
     except BadRecording as error:
         raise InputRefused(f"{error}. Make one with `tessera devices --record FILE`.") from error
-    findings = diagnose(machine) if replay else (*diagnose(machine), *_accelerators(machine))
+    findings = diagnose(machine) if replay else (*_folders(), *diagnose(machine), *_accelerators(machine))
+    findings = tuple(sorted(findings, key=lambda finding: [*MARKS].index(finding.severity)))
     if as_json:
         build = {"build": build_summary(machine), "meters": to_json(list(machine.meters))}
         build["gpus"] = list(gpu_lines(machine))
@@ -43,11 +46,40 @@ def command(as_json: bool, replay: Path | None) -> None:
     raise SystemExit(1 if any(finding.severity == "error" for finding in findings) else 0)
 
 
+def _folders() -> "tuple[Finding, ...]":
+    """Findings about Tessera's own folders, such as those that one start with sudo made."""
+    from devices.types import Finding
+    from engine.core.paths import user_paths
+
+    paths = user_paths()
+    folders = dict.fromkeys((paths.config, paths.models, paths.state, paths.cache, paths.logs))
+    # A folder that is missing is made at the first write to it.
+    places = dict.fromkeys(next(f for f in (folder, *folder.parents) if f.exists()) for folder in folders)
+    return tuple(
+        Finding(
+            "folder_not_writable",
+            "warning",
+            f"{place} cannot be written",
+            "Settings, chats, models or logs are not stored there.",
+            # Never of a folder above them, which may be a part of the system.
+            f"sudo chown -R $USER {shlex.quote(str(place))}" if place in folders and not _owns(place) else "",
+        )
+        for place in places
+        if not os.access(place, os.W_OK | os.X_OK)
+    )
+
+
+def _owns(folder: Path) -> bool:
+    return os.name == "nt" or folder.stat().st_uid == os.getuid()
+
+
 def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
     """Findings about ONNX Runtime's providers, FastFlowLM, the agent's sandbox and workers."""
     from msgspec.structs import replace
 
     from app.code.agent import sandbox
+    from devices.distribution import distribution
+    from devices.host_real import RealHost
     from devices.types import Finding
     from engine.core.paths import user_paths
     from engine.onnx import discovery
@@ -60,7 +92,8 @@ def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
     reason = sandbox.missing()
     lacking = str(reason or "")
     title = "Commands of the coding agent run without a sandbox"
-    fix = "Install it with: apt install bubblewrap" if reason is not None and reason.kind == "no_bubblewrap" else ""
+    command = distribution(RealHost()).install("bubblewrap")
+    fix = f"Install it with: {command}" if reason is not None and reason.kind == "no_bubblewrap" else ""
     unboxed = (
         (Finding("no_sandbox", "advice", title, f"{lacking[:1].upper()}{lacking[1:]}.", fix),) if lacking else ()
     )

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
+from app.cli import doctor as doctor_command
 from app.cli.main import cli
 from devices import environment
 from devices.backends.cpu_kernels import NO_INSTRUCTIONS
@@ -17,6 +18,7 @@ from devices.merge import merged
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from devices.types import BackendDevice, BackendReport
+from engine.core.paths import user_paths
 from tests.support.machines.machines import machines, reports
 
 RECORDINGS = machines()
@@ -384,3 +386,17 @@ def test_heaps_are_compared_with_what_firmware_sets_aside(machine, budget_gib, f
 def test_no_recorded_machine_has_heaps_below_its_carve_out():
     for name in RECORDINGS:
         assert "heaps_below_carve_out" not in {f.id for f in examined(name)}, name
+
+
+def test_folders_of_tessera_that_cannot_be_written_are_named(monkeypatch, tmp_path):
+    """One start with sudo is enough. What is above them is not Tessera's to change."""
+    monkeypatch.setenv("TESSERA_HOME", str(tmp_path / "my home"))
+    assert doctor_command._folders() == ()
+    monkeypatch.setattr(doctor_command.os, "access", lambda *_: False)
+    monkeypatch.setattr(doctor_command, "_owns", lambda _: False)
+    (above,) = doctor_command._folders()
+    assert (above.title, above.fix) == (f"{tmp_path} cannot be written", "")
+    state = user_paths().state
+    state.mkdir(parents=True)
+    own = next(finding for finding in doctor_command._folders() if finding.fix)
+    assert own.fix == f"sudo chown -R $USER '{state}'"
