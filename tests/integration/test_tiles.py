@@ -12,6 +12,7 @@ import pytest
 from devices.backends.cpu_kernels import tiles_library
 from devices.backends.libraries import library_folder
 from quantize.ggml_types import TILED, GgmlType
+from tests.support.models import tile_products
 from tests.support.models.tile_attention import Case
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,32 +22,51 @@ ROWS, LENGTH, COLUMNS = 77, 2592, 45
 SMALL_BLOCK = 32
 COPY = " rewritten"
 COPIES = [name + COPY for name in TILED if GgmlType[name].traits.tiles_of_copy]
+KINDS = ["Q4_0", *(t for t in TILED if not GgmlType[t].traits.tiles_of_copy), *COPIES]
 COPIED_ROWS, SUPERBLOCKS_LENGTH = 72, 2560  # a copy interleaves eight rows; superblocks have 256 values
 ARCHITECTURES_THAT_GENERATE = 34
 # 32-bit sums; offsets of Q4_1 and Q5_1 are multiplied by sums rounded to 16 bits, as in ggml.
 LARGEST_ERROR = {"Q4_1": 5e-4, "Q5_1": 5e-4, "Q5_K": 5e-4, "Q4_K rewritten": 5e-4}
 
 
-def multiplied(*arguments):
-    command = [sys.executable, "-m", "tests.support.models.tile_products", *map(str, arguments)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
+# One type of each kind of weight; the others differ in decoding only, which the products of one matrix check.
+MIXTURES = {"best": ("Q8_0", "Q6_K", "Q4_K rewritten"), "avx2": ("Q8_0", "Q5_K", "MXFP4 rewritten")}
 
 
-def of_kind(kind, *more):
+def computed(program, cases, instructions):
+    """What a child reports for each case, with one instruction set's kernels."""
+    run = subprocess.run(
+        [sys.executable, "-m", f"tests.support.models.{program}"],
+        cwd=ROOT, input=b"\n".join(map(msgspec.json.encode, cases.values())), capture_output=True, check=False,
+        env=os.environ | ({"TESSERA_TILES": "avx2"} if instructions == "avx2" else {}),
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr.decode()
+    return dict(zip(cases, map(json.loads, run.stdout.splitlines()), strict=True))
+
+
+def of_kind(kind, **more):
     name = kind.removesuffix(COPY)
     length = SUPERBLOCKS_LENGTH if kind in COPIES or GgmlType[name].traits.block_values > SMALL_BLOCK else LENGTH
-    sizes = (COPIED_ROWS, length, COLUMNS, "copy") if kind in COPIES else (ROWS, length, COLUMNS)
-    return multiplied(name, *sizes, *more)
+    rows = COPIED_ROWS if kind in COPIES else ROWS
+    return tile_products.Case(kind=name, rows=rows, length=length, count=COLUMNS, copy=kind in COPIES, **more)
 
 
-@pytest.mark.parametrize("older", [False, True], ids=["best", "avx2"])
-@pytest.mark.parametrize("kind", ["Q4_0", *(t for t in TILED if not GgmlType[t].traits.tiles_of_copy), *COPIES])
-def test_products_are_right_and_do_not_depend_on_threads_or_neighbours(kind, older, monkeypatch):
-    if older:
-        monkeypatch.setenv("TESSERA_TILES", "avx2")
-    found = of_kind(kind)
+@pytest.fixture(scope="module", params=["best", "avx2"])
+def instructions(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def products(instructions):
+    mixtures = {(kind, "experts"): of_kind(kind, experts=True) for kind in MIXTURES[instructions]}
+    as_in_files = tile_products.Case(kind="Q4_K", rows=COPIED_ROWS, length=SUPERBLOCKS_LENGTH, count=COLUMNS)
+    cases = {kind: of_kind(kind) for kind in KINDS} | mixtures | {"as in files": as_in_files}
+    return computed("tile_products", cases, instructions)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_are_right_and_do_not_depend_on_threads_or_neighbours(products, kind):
+    found = products[kind]
     assert not found["untold"]  # it supports only enabled operations
     assert found["taken"]
     assert not found["few"]
@@ -56,39 +76,22 @@ def test_products_are_right_and_do_not_depend_on_threads_or_neighbours(kind, old
     assert found["not_numbers"] == [1, 2]
 
 
-# One type of each kind of weight; the others differ in decoding only, which the products above check.
-@pytest.mark.parametrize(
-    ("kind", "older"),
-    [
-        ("Q8_0", False),
-        ("Q8_0", True),
-        ("Q5_K", True),
-        ("Q6_K", False),
-        ("MXFP4 rewritten", True),
-        ("Q4_K rewritten", False),
-    ],
-)
-def test_products_of_a_mixture_are_right_whoever_chooses_which_expert(kind, older, monkeypatch):
-    if older:
-        monkeypatch.setenv("TESSERA_TILES", "avx2")
-    found = of_kind(kind, "experts")
-    assert found.pop("error") < LARGEST_ERROR.get(kind, 1e-6)
-    assert found == {
-        "known": True,
-        "untold": False,
-        "taken": True,
-        "few": False,
-        "same_by_threads": True,
-        "same_beside_fewer": True,
-    }
+def test_products_of_a_mixture_are_right_whoever_chooses_which_expert(products, instructions):
+    for kind in MIXTURES[instructions]:
+        found = dict(products[kind, "experts"])
+        assert found.pop("error") < LARGEST_ERROR.get(kind, 1e-6), kind
+        assert found == {
+            "known": True,
+            "untold": False,
+            "taken": True,
+            "few": False,
+            "same_by_threads": True,
+            "same_beside_fewer": True,
+        }, kind
 
 
-def test_weights_as_the_file_has_them_are_left_to_llama_cpp_where_we_read_the_copy():
-    assert multiplied("Q4_K", COPIED_ROWS, SUPERBLOCKS_LENGTH, COLUMNS) == {
-        "known": True,
-        "untold": False,
-        "taken": False,
-    }
+def test_weights_as_the_file_has_them_are_left_to_llama_cpp_where_we_read_the_copy(products):
+    assert products["as in files"] == {"known": True, "untold": False, "taken": False}
 
 
 # One row and rows of different texts are computed one by one, rows of one text in strips; incomplete tiles and
@@ -115,19 +118,12 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=["best", "avx2"])
-def attended(request):
-    """The child's results for each case, with one instruction set's kernels."""
-    odd = (Case(positions=9, cells=90, width=24), Case(positions=1, cells=500))
-    told = b"\n".join(map(msgspec.json.encode, (*CASES.values(), *odd)))
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.support.models.tile_attention"],
-        cwd=ROOT, input=told, capture_output=True, check=False,
-        env=os.environ | ({"TESSERA_TILES": "avx2"} if request.param == "avx2" else {}),
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr.decode()
-    lines = [json.loads(line) for line in run.stdout.splitlines()]
-    return dict(zip((*CASES, "heads of 24", "one row of few cells"), lines, strict=True))
+LEFT = {"heads of 24": Case(positions=9, cells=90, width=24), "one row of few cells": Case(positions=1, cells=500)}
+
+
+@pytest.fixture(scope="module")
+def attended(instructions):
+    return computed("tile_attention", CASES | LEFT, instructions)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -139,7 +135,7 @@ def test_attention_is_right_whoever_computes_beside_it(attended, name):
     assert found == dict.fromkeys(found, True)
 
 
-@pytest.mark.parametrize("name", ["heads of 24", "one row of few cells"])
+@pytest.mark.parametrize("name", LEFT)
 def test_attention_that_is_left_to_llama_cpp(attended, name):
     assert attended[name] == {"taken": False}
 

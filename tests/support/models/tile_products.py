@@ -1,18 +1,18 @@
 """Random matrix products by Tessera's prompt kernels, compared with numpy, in a separate process.
 
-    python -m tests.support.models.tile_products TYPE ROWS LENGTH COLUMNS [copy] [experts]
+    python -m tests.support.models.tile_products
 
-`copy`: the weights have llama.cpp's repacked layout. `experts`: they are a mixture's, and each column is a token
-that chooses some of them.
-Prints a JSON object. A loaded backend stays in the process, so tests run this as a child process.
+Reads one JSON case per line (see `Case`), prints one JSON object per line. A loaded backend stays in the process,
+so tests run this as a child process.
 """
 
 import ctypes
-import json
+import functools
 import sys
 from typing import Any
 
 import gguf
+import msgspec
 import numpy as np
 from gguf import GGMLQuantizationType
 
@@ -30,6 +30,22 @@ class InitParams(ctypes.Structure):
     _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
 
 
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One product of `kind` weights (rows, length) and columns (count, length).
+
+    `copy`: the weights have llama.cpp's repacked layout. `experts`: they are a mixture's, and each column is a
+    token that chooses some of them.
+    """
+
+    kind: str
+    rows: int
+    length: int
+    count: int
+    copy: bool = False
+    experts: bool = False
+
+
+@functools.cache
 def opened() -> tuple[Any, Any]:
     """Ggml's functions and the device of Tessera's backend."""
     lib = ggml(load_api())
@@ -46,6 +62,7 @@ def opened() -> tuple[Any, Any]:
     return lib, ctypes.c_void_p(lib.ggml_backend_reg_dev_get(registry, ctypes.c_size_t(0)))
 
 
+@functools.cache
 def rewriting_buffers(lib: Any) -> Any:
     """The buffer type in which llama.cpp repacks weights."""
     lib.ggml_backend_load.restype = ctypes.c_void_p
@@ -237,7 +254,17 @@ def report(kind: GGMLQuantizationType, rows: int, length: int, count: int, *, co
     }
 
 
+def compared(case: Case) -> dict[str, Any]:
+    """Compare one case; afterwards no type is enabled, as at the start."""
+    path = tiles_library(library_folder())
+    assert path is not None
+    compare = mixture_report if case.experts else report
+    try:
+        return compare(GGMLQuantizationType[case.kind], case.rows, case.length, case.count, copy=case.copy)
+    finally:
+        take(path, [])
+
+
 if __name__ == "__main__":
-    sizes = map(int, sys.argv[2:5])
-    compared = mixture_report if "experts" in sys.argv else report
-    print(json.dumps(compared(GGMLQuantizationType[sys.argv[1]], *sizes, copy="copy" in sys.argv)))
+    for line in sys.stdin:
+        print(msgspec.json.encode(compared(msgspec.json.decode(line, type=Case))).decode(), flush=True)
