@@ -198,18 +198,12 @@ def test_strangers_see_no_collections(server, sea):
     assert httpx2.get(f"{server.url}/tessera/v1/collections").status_code == 401
 
 
-def test_the_terminal_makes_searches_and_removes(server, sea, tmp_path):
+def test_the_terminal_makes_searches_and_removes(in_process, monkeypatch, server, sea, tmp_path):
     (tmp_path / "note.txt").write_text("The ferry to Tunö leaves at seven.")
+    monkeypatch.setenv("TESSERA_HOME", str(server.home))
 
     def run(*arguments):
-        done = subprocess.run(
-            [sys.executable, "-m", "app", "collections", *arguments],
-            cwd=ROOT,
-            env={**os.environ, "TESSERA_HOME": str(server.home)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = in_process("collections", *arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -226,24 +220,20 @@ def test_the_terminal_makes_searches_and_removes(server, sea, tmp_path):
     assert (tmp_path / "note.txt").exists()
 
 
-def test_a_search_without_passages_says_why(server, sea, client, tmp_path):
+def test_a_search_without_passages_says_why(in_process, monkeypatch, server, sea, client, tmp_path):
+    monkeypatch.setenv("TESSERA_HOME", str(server.home))
     made = client.post("/tessera/v1/collections", json={"name": "Blank", "sources": [str(tmp_path)]}).json()
     path = f"/tessera/v1/collections/{made['id']}"
     wait_for(lambda: client.get(path).json()["state"] == "ready", 60, "reading")
-    words = [sys.executable, "-m", "app", "collections", "search"]
-    env = {**os.environ, "TESSERA_HOME": str(server.home)}
     for name, question, code, reason in (
         ("Blank", "when does the ferry leave", 1, "Blank contains no text"),
         ("Sea", "xylographic quixotry", 1, "No passage of Sea contains a word of the question."),
         ("Nowhere", "when", 3, "Nowhere"),
         ("Sea", " ", 2, "the question is empty"),
     ):
-        done = subprocess.run(
-            [*words, name, question], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60
-        )
+        done = in_process("collections", "search", name, question)
         assert (done.returncode, done.stdout) == (code, ""), done.stderr
         assert reason in done.stderr
-        assert "Traceback" not in done.stderr
     client.delete(path)
 
 

@@ -94,34 +94,54 @@ def test_a_conversation_remembers():
         (("chat", "no-such-model", "-p", "x"), 3, "no-such-model"),
         (("chat", "--json"), 2, "--prompt"),
         (("chat", "-p", "word " * 3000), 3, "1024"),
-        (("serve", "--host", "0.0.0.0"), 3, "API key"),
-        (("serve", "--port", "99999"), 2, "99999"),
-        (("serve", "--port", "0", "--device", "no-such-device"), 3, "no-such-device"),
+        (
+            ("chat", "assets/models/spark-f16.gguf", "-p", "x"),
+            3,
+            "f16.gguf is a file; `tessera models link assets/",
+        ),
         (("launch", "claude", "--model", "no-such-model"), 3, "no-such-model"),
         (("code", "docs", "-m", "no-such-model", "-p", "x"), 3, "no-such-model"),
         (("jobs", "cancel", "no-such-job"), 3, "no-such-job"),
         (("tools", "remove", "no-such-tool"), 3, "no-such-tool"),
         (("evaluate", "no-such-model"), 3, "no-such-model"),
         (("evaluate", "spark", "--against", "no-such-model"), 3, "no-such-model"),
+        (("chat", "-t", "nan"), 2, "'nan' is not a number"),
+        (("power", "--cap", "nan"), 2, "'nan' is not a number"),
+        (("serve", "--ttl", "nan"), 2, "'nan' is not a number"),
         (("nonsense",), 2, "nonsense"),
     ],
 )
 @pytest.mark.usefixtures("running")
-def test_errors_have_a_code_and_no_traceback(arguments, code, says):
-    done = tessera(*arguments)
+def test_errors_have_a_code_and_no_traceback(in_process, arguments, code, says):
+    done = in_process(*arguments)
+    assert done.returncode == code
+    assert says in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("--host", "0.0.0.0"), 3, "API key"),
+        (("--port", "99999"), 2, "99999"),
+        (("--port", "0", "--device", "no-such-device"), 3, "no-such-device"),
+    ],
+)
+@pytest.mark.usefixtures("running")
+def test_a_server_that_cannot_start_ends_with_a_code_and_no_traceback(arguments, code, says):
+    done = tessera("serve", *arguments)
     assert done.returncode == code
     assert says in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.usefixtures("running")
-def test_a_check_that_fails_is_json_too():
-    tessera("upstreams", "add", "away", "http://127.0.0.1:9")
-    done = tessera("upstreams", "check", "away", "--json")
-    tessera("upstreams", "remove", "away")
+def test_a_check_that_fails_is_json_too(in_process):
+    in_process("upstreams", "add", "away", "http://127.0.0.1:9")
+    done = in_process("upstreams", "check", "away", "--json")
+    in_process("upstreams", "remove", "away")
     assert (done.returncode, json.loads(done.stdout)["state"]) == (1, "unreachable")
     assert "away is not well" in done.stderr
-    assert tessera("remote", "check", "nobody", "--json").returncode == 3
+    assert in_process("remote", "check", "nobody", "--json").returncode == 3
 
 
 @pytest.mark.usefixtures("running")
@@ -242,19 +262,3 @@ def test_an_address_is_not_taken_for_a_file():
     done = tessera("models", "import", "https://example.org/owner/name")
     assert done.returncode == 3
     assert "https://example.org/owner/name is an address. To download a model: tessera models pull" in done.stderr
-
-
-@pytest.mark.usefixtures("running")
-def test_a_file_in_the_place_of_a_model_says_how_to_use_it():
-    done = tessera("chat", "assets/models/spark-f16.gguf", "-p", "x")
-    assert done.returncode == 3
-    assert (
-        "assets/models/spark-f16.gguf is a file; `tessera models link assets/models/spark-f16.gguf`" in done.stderr
-    )
-
-
-@pytest.mark.parametrize("arguments", [("chat", "-t", "nan"), ("power", "--cap", "nan"), ("serve", "--ttl", "nan")])
-def test_nan_is_no_number(arguments):
-    done = tessera(*arguments)
-    assert done.returncode == 2
-    assert "'nan' is not a number" in done.stderr

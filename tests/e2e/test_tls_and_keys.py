@@ -81,18 +81,19 @@ def test_a_bad_certificate_is_named_before_serving(tmp_path, certificate, which)
     assert "tls" in done.stderr or "certificate" in done.stderr
 
 
-def test_a_key_from_the_command_line_closes_and_opens_a_running_server(tmp_path):
+def test_a_key_from_the_command_line_closes_and_opens_a_running_server(in_process, monkeypatch, tmp_path):
+    monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
     server = RunningServer(tmp_path)
     try:
         assert httpx2.get(f"{server.url}/v1/models").status_code == 200
-        key = tessera(tmp_path, "keys", "add", "laptop").stdout.strip()
+        key = in_process("keys", "add", "laptop").stdout.strip()
         assert key.startswith("tsr_")
         assert httpx2.get(f"{server.url}/v1/models").status_code == 401
         assert httpx2.get(f"{server.url}/v1/models", headers={"x-api-key": key}).status_code == 200
-        assert "laptop\tchat" in tessera(tmp_path, "keys", "list").stdout
-        assert tessera(tmp_path, "keys", "remove", "laptop").returncode == 0
+        assert "laptop\tchat" in in_process("keys", "list").stdout
+        assert in_process("keys", "remove", "laptop").returncode == 0
         assert httpx2.get(f"{server.url}/v1/models").status_code == 200
-        assert tessera(tmp_path, "keys", "remove", "laptop").returncode != 0
+        assert in_process("keys", "remove", "laptop").returncode != 0
     finally:
         server.stop()
 
@@ -137,8 +138,9 @@ ROUTES = [
 ]  # fmt: skip
 
 
-def test_a_public_server_lets_nobody_in_when_its_last_key_is_gone(tmp_path):
+def test_a_public_server_lets_nobody_in_when_its_last_key_is_gone(in_process, monkeypatch, tmp_path):
     """Tests all ways to remove the key. Only the socket of 127.1 shows that this address is loopback."""
+    monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
     file = tmp_path / "config" / "api-keys.json"
     store = KeyStore(file)
     key = store.add("phone", ("chat",))
@@ -151,7 +153,7 @@ def test_a_public_server_lets_nobody_in_when_its_last_key_is_gone(tmp_path):
                 return {http.request(method, path).status_code for method, path in ROUTES}
 
             def by_terminal():
-                assert tessera(tmp_path, "keys", "remove", "phone").returncode == 0
+                assert in_process("keys", "remove", "phone").returncode == 0
 
             def by_route():
                 assert http.delete("/tessera/v1/keys/phone", headers=owner).status_code == 204
@@ -170,7 +172,7 @@ def test_a_public_server_lets_nobody_in_when_its_last_key_is_gone(tmp_path):
                 key = store.add("phone", ("chat",))
     finally:
         server.stop()
-    assert "accepts no requests" in tessera(tmp_path, "keys", "remove", "phone").stderr
+    assert "accepts no requests" in in_process("keys", "remove", "phone").stderr
     done = tessera(tmp_path, "serve", "--port", "0", "--host", "127.1", "--api-key", "")
     assert done.returncode not in {0, 1}
     assert "API key is required" in done.stderr

@@ -3,6 +3,7 @@
 Service managers do not run where tests run. If systemd's own checker is installed, it checks the unit.
 """
 
+import functools
 import json
 import os
 import plistlib
@@ -54,15 +55,15 @@ def systemctl(tmp_path, monkeypatch):
     return lambda: json.loads((tmp_path / "asked").read_text(encoding="utf-8"))["asked"]
 
 
-def tessera(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "app", "service", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.fixture
+def tessera(in_process):
+    return functools.partial(in_process, "service")
 
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="systemd is Linux's")
 
 
-def test_installed_asked_for_and_removed(systemctl, tmp_path):
+def test_installed_asked_for_and_removed(tessera, systemctl, tmp_path):
     told = json.loads(tessera("status", "--json").stdout)
     assert (told["installed"], told["running"]) == (False, False)
     settings = Path(os.environ["TESSERA_HOME"]) / "config" / "settings.toml"
@@ -86,7 +87,7 @@ def test_installed_asked_for_and_removed(systemctl, tmp_path):
     assert "is not installed" in tessera("restart").stderr
 
 
-def test_the_units_command_is_the_server(systemctl, tmp_path):
+def test_the_units_command_is_the_server(tessera, systemctl, tmp_path):
     """The words of the unit's command, with --help, reach the program."""
     assert tessera("install", "--", "--port", "0").returncode == 0
     unit = (tmp_path / "config" / "systemd" / "user" / "tessera.service").read_text(encoding="utf-8")
@@ -99,13 +100,13 @@ def test_the_units_command_is_the_server(systemctl, tmp_path):
 
 
 @pytest.mark.parametrize("options", [("--nosuch", "5"), ("--port", "999999"), ("--kv", "q9")])
-def test_wrong_options_of_the_server_are_refused_before_anything_is_installed(systemctl, tmp_path, options):
+def test_wrong_options_of_the_server_are_refused_and_nothing_is_installed(tessera, systemctl, tmp_path, options):
     done = tessera("install", "--", *options)
     assert (done.returncode, options[0] in done.stderr) == (2, True)
     assert tessera("status").stdout.startswith("not installed")
 
 
-def test_a_manager_that_refuses_is_quoted_without_its_control_characters(systemctl, tmp_path):
+def test_a_manager_that_refuses_is_quoted_without_its_control_characters(tessera, systemctl, tmp_path):
     (tmp_path / "broken").touch()
     done = tessera("install")
     assert done.returncode == 4
@@ -113,7 +114,7 @@ def test_a_manager_that_refuses_is_quoted_without_its_control_characters(systemc
     assert "\x1b" not in done.stderr
 
 
-def test_a_user_without_a_login_is_told_that_services_need_one(systemctl, tmp_path):
+def test_a_user_without_a_login_is_told_that_services_need_one(tessera, systemctl, tmp_path):
     program = tmp_path / "bin" / "systemctl"
     program.write_text(
         "#!/bin/sh\necho 'Failed to connect to bus: No medium found' >&2\nexit 1\n", encoding="utf-8"
@@ -123,7 +124,7 @@ def test_a_user_without_a_login_is_told_that_services_need_one(systemctl, tmp_pa
     assert "No medium found. Services need a login of this user" in done.stderr
 
 
-def test_no_manager_is_said_with_what_to_do(tmp_path, monkeypatch):
+def test_no_manager_is_said_with_what_to_do(tessera, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("PATH", str(tmp_path))
     done = tessera("install")
@@ -221,7 +222,7 @@ def test_the_server_of_the_service_uses_the_folders_and_settings_of_who_installe
         server.wait(60)
 
 
-def test_a_service_that_could_not_be_installed_leaves_nothing(systemctl, tmp_path):
+def test_a_service_that_could_not_be_installed_leaves_nothing(tessera, systemctl, tmp_path):
     (tmp_path / "broken").touch()
     assert tessera("install").returncode == 4
     assert tessera("status").stdout.startswith("not installed")

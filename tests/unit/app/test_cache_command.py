@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from contextlib import closing
 
 import click
@@ -99,10 +97,8 @@ def test_a_size_without_its_unit_is_asked_about_before_anything_is_measured():
             Size().convert(given, None, None)
 
 
-@pytest.mark.process
-def test_a_question_that_nobody_can_answer_names_the_way_out(prefixes):
+def test_a_question_that_nobody_can_answer_names_the_way_out(in_process, prefixes):
     """The whole command, because main() decides on the exit code."""
-    command = [sys.executable, "-m", "app", "cache", "clear"]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = in_process("cache", "clear")
     assert (done.returncode, "--yes" in done.stderr) == (2, True)
     assert len(list(prefixes.iterdir())) == 3

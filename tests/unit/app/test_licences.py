@@ -1,12 +1,9 @@
 """Every part of the program is listed with a licence and its text."""
 
 import json
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -41,15 +38,13 @@ def test_every_extra_that_packages_contain_is_listed():
     assert {"rich", "prompt-toolkit", "wcwidth", "huggingface-hub"} <= found
 
 
-@pytest.mark.process
-def test_the_command_prints_them():
-    command = [sys.executable, "-m", "app", "licences"]
-    listed = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True, check=True)
+def test_the_command_prints_them(in_process):
+    listed = in_process("licences", "--json")
     qt = next(each for each in json.loads(listed.stdout) if each["name"] == "PySide6_Essentials")
     assert qt["licence"].startswith("LGPL-3.0")
-    text = subprocess.run([*command, "PySide6_Essentials"], cwd=ROOT, capture_output=True, text=True, check=True)
+    text = in_process("licences", "PySide6_Essentials")
     assert "may be exchanged" in text.stdout
     assert "GNU LESSER GENERAL PUBLIC LICENSE" in text.stdout
-    unknown = subprocess.run([*command, "nobody\x1b[2J"], cwd=ROOT, capture_output=True, text=True, check=False)
+    unknown = in_process("licences", "nobody\x1b[2J")
     assert unknown.returncode == 3
     assert "\x1b" not in unknown.stderr

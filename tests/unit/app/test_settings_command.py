@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -177,12 +174,10 @@ def test_reset_returns_to_the_defaults_also_from_a_value_that_is_invalid(run, tm
     assert run("reset").exit_code == 2
 
 
-@pytest.mark.process
-def test_a_folder_in_the_place_of_the_file_is_one_sentence(tmp_path):
+def test_a_folder_in_the_place_of_the_file_is_one_sentence(in_process, monkeypatch, tmp_path):
     """The whole command, because main() formats file errors."""
     (tmp_path / "config" / "settings.toml").mkdir(parents=True)
-    command = [sys.executable, "-m", "app", "settings", "set", "chat.max_tokens", "5"]
-    environment = {**os.environ, "TESSERA_HOME": str(tmp_path)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
+    done = in_process("settings", "set", "chat.max_tokens", "5")
     assert done.returncode == 4
     assert done.stderr == f"tessera: {tmp_path / 'config' / 'settings.toml'}: Is a directory.\n"
