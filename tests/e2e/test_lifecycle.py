@@ -33,6 +33,14 @@ LONG = {
 SHORT = {"model": "spark", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """For the tests that leave it as it was."""
+    running = RunningServer(tmp_path_factory.mktemp("lifecycle"))
+    yield running
+    running.stop()
+
+
 @pytest.fixture
 def own_server(tmp_path):
     running = RunningServer(tmp_path)
@@ -119,29 +127,29 @@ def test_killing_the_server_leaves_no_runner(own_server):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_cancels_its_generation(own_server, stream):
-    httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
-    (runner,) = own_server.runners()
-    address = urlsplit(own_server.url)
+def test_a_client_that_leaves_cancels_its_generation(server, stream):
+    httpx2.post(f"{server.url}/v1/chat/completions", json=SHORT, timeout=60)
+    (runner,) = server.runners()
+    address = urlsplit(server.url)
     body = json.dumps({**LONG, "stream": stream}).encode()
     with socket.create_connection((address.hostname, address.port)) as connection:
         connection.sendall(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n" % len(body) + body
         )
-        wait_for(lambda: active(own_server) > 0, what="the generation's start")
-        left = Stopwatch(own_server.process.pid, runner.pid)
-    wait_for(lambda: active(own_server) == 0, 60, "the generation's end")
+        wait_for(lambda: active(server) > 0, what="the generation's start")
+        left = Stopwatch(server.process.pid, runner.pid)
+    wait_for(lambda: active(server) == 0, 60, "the generation's end")
     assert left.seconds() < 1.5
-    assert httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60).status_code == 200
+    assert httpx2.post(f"{server.url}/v1/chat/completions", json=SHORT, timeout=60).status_code == 200
 
 
-def test_a_hundred_disconnects_leave_nothing_behind(own_server):
-    httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
-    process = psutil.Process(own_server.process.pid)
+def test_a_hundred_disconnects_leave_nothing_behind(server):
+    httpx2.post(f"{server.url}/v1/chat/completions", json=SHORT, timeout=60)
+    process = psutil.Process(server.process.pid)
 
     def leave():
-        with httpx2.stream("POST", f"{own_server.url}/v1/chat/completions", json=LONG, timeout=60) as response:
+        with httpx2.stream("POST", f"{server.url}/v1/chat/completions", json=LONG, timeout=60) as response:
             next(response.iter_raw())
 
     def ten_leave():
@@ -152,21 +160,21 @@ def test_a_hundred_disconnects_leave_nothing_behind(own_server):
             worker.join()
 
     ten_leave()
-    wait_for(lambda: active(own_server) == 0, 60, "the end of the first generations")
+    wait_for(lambda: active(server) == 0, 60, "the end of the first generations")
     files, threads = process.num_fds(), process.num_threads()
     for _ in range(10):
         ten_leave()
-    wait_for(lambda: active(own_server) == 0, 60, "the end of all generations")
+    wait_for(lambda: active(server) == 0, 60, "the end of all generations")
     wait_for(lambda: process.num_fds() <= files + 2, what="closed connections")
     pool = min(32, (os.cpu_count() or 1) + 4)  # asyncio's limit: the pool grows if no thread is idle
     assert process.num_threads() <= threads + pool
 
 
-def test_a_client_that_stops_reading_holds_nobody_up_and_is_let_go(own_server):
-    httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
-    process = psutil.Process(own_server.process.pid)
+def test_a_client_that_stops_reading_holds_nobody_up_and_is_let_go(server):
+    httpx2.post(f"{server.url}/v1/chat/completions", json=SHORT, timeout=60)
+    process = psutil.Process(server.process.pid)
     files = process.num_fds()
-    address = urlsplit(own_server.url)
+    address = urlsplit(server.url)
     body = json.dumps({**LONG, "n": 2}).encode()  # leaves slots for others
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -175,13 +183,13 @@ def test_a_client_that_stops_reading_holds_nobody_up_and_is_let_go(own_server):
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n" % len(body) + body
         )
-        wait_for(lambda: active(own_server) > 0, what="the generation's start")
+        wait_for(lambda: active(server) > 0, what="the generation's start")
         for _ in range(3):
-            answer = httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60)
+            answer = httpx2.post(f"{server.url}/v1/chat/completions", json=SHORT, timeout=60)
             assert answer.status_code == 200
-    wait_for(lambda: active(own_server) == 0, 60, "the generation's end")
+    wait_for(lambda: active(server) == 0, 60, "the generation's end")
     wait_for(lambda: process.num_fds() <= files + 2, what="closed connections")
-    assert httpx2.post(f"{own_server.url}/v1/chat/completions", json=SHORT, timeout=60).status_code == 200
+    assert httpx2.post(f"{server.url}/v1/chat/completions", json=SHORT, timeout=60).status_code == 200
 
 
 def test_terminate_ends_in_good_order(own_server):
@@ -193,8 +201,8 @@ def test_terminate_ends_in_good_order(own_server):
     assert not (own_server.home / "state" / "server.json").exists()
 
 
-def test_a_used_port_is_named(own_server, tmp_path):
-    port = str(urlsplit(own_server.url).port)
+def test_a_used_port_is_named(server, tmp_path):
+    port = str(urlsplit(server.url).port)
     with pytest.raises(RuntimeError, match=f"Port {port} on 127.0.0.1 is in use by .*pid"):
         RunningServer(tmp_path / "second", "--port", port) if (tmp_path / "second").mkdir() is None else None
 

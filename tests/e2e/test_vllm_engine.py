@@ -19,12 +19,30 @@ FAKE = Path(__file__).resolve().parents[1] / "support/fakes/fake_vllm.py"
 GIB = 1 << 30
 
 
-@pytest.fixture
-def program(tmp_path):
-    path = tmp_path / "vllm"
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    path = tmp_path_factory.mktemp("program") / "vllm"
     path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$@"\n')
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
+
+
+def begun(home, program, mode="", **more):
+    (home / "models").mkdir(parents=True)
+    first_layers(home / "models" / "small", 1)
+    told = home / "told.json"
+    env = {"TESSERA_VLLM": str(program), "VLLM_FAKE": mode, "VLLM_FAKE_TOLD": str(told), **more}
+    server = RunningServer(home, env=env)
+    server.told = lambda: json.loads(told.read_text())
+    return server
+
+
+@pytest.fixture(scope="module")
+def server(program, tmp_path_factory):
+    """A server whose vLLM is long in starting, for the tests after which it still runs."""
+    running = begun(tmp_path_factory.mktemp("slow") / "home", program, "slow")
+    yield running
+    running.stop()
 
 
 @pytest.fixture
@@ -32,13 +50,7 @@ def start(program, tmp_path):
     made = []
 
     def begin(mode="", **more):
-        home = tmp_path / f"home{len(made)}"
-        (home / "models").mkdir(parents=True)
-        first_layers(home / "models" / "small", 1)
-        told = home / "told.json"
-        env = {"TESSERA_VLLM": str(program), "VLLM_FAKE": mode, "VLLM_FAKE_TOLD": str(told), **more}
-        made.append(RunningServer(home, env=env))
-        made[-1].told = lambda: json.loads(told.read_text())
+        made.append(begun(tmp_path / "home", program, mode, **more))
         return made[-1]
 
     yield begin
@@ -72,8 +84,7 @@ def gone(pids):
     return not any(map(runs, pids))
 
 
-def test_a_folder_is_served_with_its_memory_set_aside_and_ends_with_its_model(start):
-    server = start()
+def test_a_folder_is_served_with_its_memory_set_aside_and_ends_with_its_model(server):
     model = model_of(server)
     (listed,) = [m for m in get(server, "models")["models"] if m["id"] == model]
     assert (listed["format"], listed["size_bytes"]) == ("vllm", 0), "the folder's own entry has its bytes"
@@ -102,16 +113,14 @@ def test_a_folder_is_served_with_its_memory_set_aside_and_ends_with_its_model(st
     wait_for(lambda: not reserved(server), 60, "its memory")
 
 
-def test_its_server_answers_nobody_else(start):
-    server = start()
+def test_its_server_answers_nobody_else(server):
     ask(server, "hello")
     url = f"http://127.0.0.1:{server.told()['options']['--port']}/v1/models"
     assert httpx2.get(url).status_code == 401
     assert server.told()["environment"]["VLLM_API_KEY"] not in server.log
 
 
-def test_tools_and_streams_come_as_from_any_vllm(start):
-    server = start("slow")
+def test_tools_and_streams_come_as_from_any_vllm(server):
     weather = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
     called = ask(server, "weather", tools=[weather])
     assert called.choices[0].finish_reason == "tool_calls"

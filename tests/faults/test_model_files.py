@@ -22,7 +22,9 @@ def served(tmp_path_factory, bundled_model):
     (models / "noise.gguf").write_bytes(random.Random(1).randbytes(100_000))
     (models / "noise-with-magic.gguf").write_bytes(b"GGUF\x03\x00\x00\x00" + random.Random(2).randbytes(100_000))
     (models / "empty.gguf").write_bytes(b"")
-    shutil.copy(bundled_model, models / "vanishing.gguf")
+    for name in ("vanishing", "shrinking-model"):
+        shutil.copy(bundled_model, models / f"{name}.gguf")
+    with_nan(bundled_model, models / "nan-model.gguf")
     running = RunningServer(home)
     yield running
     running.stop()
@@ -64,32 +66,19 @@ def with_nan(source, target):
     target.write_bytes(data)
 
 
-def test_output_that_is_no_number_is_an_error_not_endless_text(tmp_path, bundled_model):
-    (tmp_path / "models").mkdir()
-    with_nan(bundled_model, tmp_path / "models" / "nan-model.gguf")
-    running = RunningServer(tmp_path)
-    try:
-        answer = ask(running, "nan-model.gguf")
-        assert answer.status_code >= 400
-        assert "not a number" in answer.json()["error"]["message"]
-        assert ask(running, "spark").status_code == 200
-    finally:
-        running.stop()
+def test_output_that_is_no_number_is_an_error_not_endless_text(served):
+    answer = ask(served, "nan-model.gguf")
+    assert answer.status_code >= 400
+    assert "not a number" in answer.json()["error"]["message"]
+    assert ask(served, "spark").status_code == 200
 
 
-def test_a_file_that_shrinks_under_a_loaded_model_ends_only_its_runner(tmp_path, bundled_model):
-    (tmp_path / "models").mkdir()
-    path = tmp_path / "models" / "shrinking-model.gguf"
-    shutil.copy(bundled_model, path)
-    running = RunningServer(tmp_path)
-    try:
-        assert ask(running, "shrinking-model.gguf").status_code == 200
-        with path.open("r+b") as file:
-            file.truncate(4096)
-        answer = ask(running, "shrinking-model.gguf")
-        # Either every page was already permanently in memory, or the runner died of a bus error and reported it.
-        if answer.status_code != 200:
-            assert answer.json()["error"]["code"] in ("runner_died", "bad_model_file", "not_finite")
-        assert ask(running, "spark").status_code == 200
-    finally:
-        running.stop()
+def test_a_file_that_shrinks_under_a_loaded_model_ends_only_its_runner(served):
+    assert ask(served, "shrinking-model.gguf").status_code == 200
+    with (served.home / "models" / "shrinking-model.gguf").open("r+b") as file:
+        file.truncate(4096)
+    answer = ask(served, "shrinking-model.gguf")
+    # Either every page was already permanently in memory, or the runner died of a bus error and reported it.
+    if answer.status_code != 200:
+        assert answer.json()["error"]["code"] in ("runner_died", "bad_model_file", "not_finite")
+    assert ask(served, "spark").status_code == 200
