@@ -32,10 +32,12 @@ from quantize.measure.verify import NotFinite, verify
 from quantize.measurements import VerifyRequest, encode
 from quantize.native.eval_context import LoadFailed
 from quantize.types import CALIBRATION, HELD_OUT, SizeTarget, TypeOverride
+from tests.support.models.measured_model import measured_types
 from tests.support.models.small_folder import changed_copy, small_file
 from tests.support.reports import read_report
 from tests.support.servers import runs, wait_for
 
+pytestmark = pytest.mark.usefixtures("kept")
 SPARK = Path("assets/models/spark-f16.gguf")
 SPARK_HF = Path("tests/data/spark-hf")
 BUDGET = SizeTarget(kind="budget", limit_bytes=5_000_000)
@@ -66,6 +68,12 @@ def left(folder: Path) -> set[str]:
 
 def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> Path:
+    """Two layers, for tests that do not change their source."""
+    return small_file(tmp_path_factory.mktemp("small") / "source.gguf", 2)
 
 
 @pytest.fixture
@@ -106,41 +114,41 @@ def test_a_hugging_face_folder_in_one_go(tmp_path):
     assert left(tmp_path) == {"out.gguf", "out.tessera.json"}
 
 
-def test_a_plan_alone_writes_nothing(tmp_path):
-    report = run(tmp_path, plan_only=True)
+def test_a_plan_alone_writes_nothing(tmp_path, small):
+    report = run(tmp_path, plan_only=True, source=small)
     assert report.shipped == "nothing"
     assert report.forecast.seconds > 0
     assert left(tmp_path) == set()
 
 
-def test_a_plan_changes_nothing_where_its_file_would_lie(tmp_path):
+def test_a_plan_changes_nothing_where_its_file_would_lie(tmp_path, small):
     """A plan creates no folder, deletes no leftovers of an ended job, and keeps the folder's time."""
-    run(tmp_path, plan_only=True, out=tmp_path / "models" / "local" / "out.gguf")
+    run(tmp_path, plan_only=True, source=small, out=tmp_path / "models" / "local" / "out.gguf")
     assert not (tmp_path / "models").exists()
     old = tmp_path / ".other.gguf.999999999.ours.partial"
     old.write_bytes(b"x")
     before = tmp_path.stat().st_mtime_ns
-    run(tmp_path, plan_only=True, out=tmp_path / "out.gguf")
+    run(tmp_path, plan_only=True, source=small, out=tmp_path / "out.gguf")
     assert old.exists()
     assert tmp_path.stat().st_mtime_ns == before
     (tmp_path / "file").write_text("")
     with pytest.raises(NotWritable, match="not a folder"):
-        run(tmp_path, plan_only=True, out=tmp_path / "file" / "local" / "out.gguf")
+        run(tmp_path, plan_only=True, source=small, out=tmp_path / "file" / "local" / "out.gguf")
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"goal": SizeTarget(kind="budget", limit_bytes=1_000_000)}, BudgetTooSmall, "smallest"),
+        ({"goal": SizeTarget(kind="budget", limit_bytes=100_000)}, BudgetTooSmall, "smallest"),
         ({"goal": SizeTarget(kind="mix", mix="Q9_K")}, InvalidOption, "Q9_K"),
         ({"goal": SizeTarget(kind="mix", mix="IQ2_XS")}, InvalidOption, "importance matrix"),
         ({"locks": (TypeOverride("nothing_like_it", "Q8_0"),)}, InvalidOption, "nothing_like_it"),
         ({"rounding": "gptq"}, InvalidOption, "measures nothing"),
     ],
 )
-def test_wishes_that_cannot_be(tmp_path, changes, error, words):
+def test_wishes_that_cannot_be(tmp_path, small, changes, error, words):
     with pytest.raises(error, match=words):
-        run(tmp_path, **changes)
+        run(tmp_path, source=small, **changes)
     assert left(tmp_path) == set()
 
 
@@ -148,15 +156,15 @@ def test_wishes_that_cannot_be(tmp_path, changes, error, words):
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"goal": SizeTarget(kind="budget", limit_bytes=600_000)}, BudgetTooSmall),
+        ({"goal": SizeTarget(kind="budget", limit_bytes=100_000)}, BudgetTooSmall),
         ({"goal": SizeTarget(kind="bpw", bpw=1.0)}, BudgetTooSmall),
         ({"locks": (TypeOverride("nothing_like_it", "Q8_0"),)}, InvalidOption),
     ],
 )
-def test_what_cannot_be_is_refused_before_measuring(tmp_path, tier, changes, error):
-    phases = []
+def test_what_cannot_be_is_refused_before_measuring(tmp_path, small, tier, changes, error):
+    asked, phases = request(tmp_path, source=small, tier=tier, **changes), []
     with pytest.raises(error):
-        quantize(request(tmp_path, tier=tier, **changes), lambda at: phases.append(at.phase), lambda: False)
+        quantize(asked, lambda at: phases.append(at.phase), lambda: False)
     assert "measure" not in phases
     assert left(tmp_path) == set()
 
@@ -222,13 +230,13 @@ def test_a_quantized_source_is_refused_below_q8(tmp_path):
     assert "already quantized" in report.warnings[0]
 
 
-def test_an_existing_file_is_never_replaced_unasked(tmp_path):
+def test_an_existing_file_is_never_replaced_unasked(tmp_path, small):
     out = tmp_path / "out.gguf"
     out.write_text("precious")
     with pytest.raises(InvalidOption, match="exists"):
-        run(tmp_path)
+        run(tmp_path, source=small)
     assert out.read_text() == "precious"
-    run(tmp_path, overwrite=True)
+    run(tmp_path, source=small, overwrite=True)
     assert out.stat().st_size > 1_000_000
 
 
@@ -320,7 +328,8 @@ def test_a_stopped_job_keeps_its_best_file_so_far(tmp_path, lacks):
     def watch(progress):
         usable.append(progress.usable)
 
-    report = quantize(job, watch, lambda: usable[-1] == lacks, keeps=lambda: True)
+    with measured_types("Q4_K", "Q5_K", "Q8_0"):
+        report = quantize(job, watch, lambda: usable[-1] == lacks, keeps=lambda: True)
     assert report.stopped == lacks
     assert report.ours is None
     assert left(tmp_path) == {"out.gguf", "out.tessera.json"}
@@ -383,20 +392,20 @@ def test_kill_9_of_the_job_leaves_no_file_and_no_process(tmp_path, phase):
     assert digest(source / "model.safetensors") == before
 
 
-def test_files_of_dead_jobs_are_swept(tmp_path):
+def test_files_of_dead_jobs_are_swept(tmp_path, small):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     old = tmp_path / f".other.gguf.{dead.pid}.ours.partial"
     old.write_bytes(b"x")
     kept = tmp_path / f".other.gguf.{os.getppid()}.ours.partial"
     kept.write_bytes(b"x")
-    run(tmp_path)
+    run(tmp_path, source=small)
     assert left(tmp_path) == {kept.name, "out.gguf", "out.tessera.json"}
 
 
-def test_two_jobs_on_one_source_and_one_target(tmp_path, source):
-    before = digest(source)
-    jobs = [start(request(tmp_path, source=source, cache_dir=tmp_path / "cache")) for _ in range(2)]
+def test_two_jobs_on_one_source_and_one_target(tmp_path, small):
+    before = digest(small)
+    jobs = [start(request(tmp_path, source=small, cache_dir=tmp_path / "cache")) for _ in range(2)]
     outcomes = [job.communicate(timeout=110) for job in jobs]
     codes = sorted(job.returncode for job in jobs)
     assert codes in ([0, 0], [0, 1]), outcomes
@@ -404,14 +413,14 @@ def test_two_jobs_on_one_source_and_one_target(tmp_path, source):
         assert any("InvalidOption" in errors for _, errors in outcomes)
     assert left(tmp_path) == {"out.gguf", "out.tessera.json"}
     assert read_report(tmp_path / "out.tessera.json").file_bytes == (tmp_path / "out.gguf").stat().st_size
-    assert digest(source) == before
+    assert digest(small) == before
 
 
 def test_the_command_prints_the_report_as_json(tmp_path):
     out = tmp_path / "cli.gguf"
     source = small_file(tmp_path / "source.gguf", 2)
     command = [sys.executable, "-m", "app", "quantize", str(source), str(out)]
-    options = ["--budget", "1200000B", "--tier", "instant", "--threads", "1", "--json"]
+    options = ["--budget", "1200000B", "--tier", "instant", "--threads", "1", "--no-verify", "--json"]
     env = os.environ | {"TESSERA_HOME": str(tmp_path / "home")}
     done = subprocess.run(command + options, capture_output=True, text=True, timeout=110, env=env, check=False)
     assert done.returncode == 0, done.stderr

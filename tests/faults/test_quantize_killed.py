@@ -192,7 +192,7 @@ def test_a_file_that_is_written_to_in_the_middle_leaves_nothing_of_the_other_in_
 def test_two_jobs_measure_one_source_at_once(tmp_path, source):
     before = digest(source)
     outs = [tmp_path / "one.gguf", tmp_path / "two.gguf"]
-    jobs = [start(request(tmp_path, source, out=out, threads=2)) for out in outs]
+    jobs = [start(request(tmp_path, source, out=out, threads=2, verify=False)) for out in outs]
     said = [job.communicate(timeout=280) for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0], said
     plans = [read_report(out.with_suffix(".tessera.json")).plan.types for out in outs]

@@ -21,6 +21,7 @@ from quantize.job.execute import quantize
 from quantize.job.request import QuantizeRequest
 from quantize.types import CALIBRATION, HELD_OUT
 
+pytestmark = pytest.mark.usefixtures("kept")
 SPARK = Path("assets/models/spark-f16.gguf")
 CONTEXT = 1024
 
