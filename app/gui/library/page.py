@@ -200,18 +200,19 @@ class LibraryPage(Page):
             self._services.ask(self.banner, lambda: self._services.api.import_model(path), self._jobs.started)
 
     def _linked(self, path: str, new: Linked) -> None:
-        if new.added:
-            self.refresh(then=lambda: self._tell_of(new))
-            return
         self.refresh()
+        if new.added:
+            library = self._services.api.library
+            self._services.ask(self.banner, library, lambda models: self._tell_of(models, new))
+            return
         text = self.tr("{name} is already in the library.")
         if Path(path).is_dir():
             text = self.tr("There is no new model in {name}. Models that you put there appear here automatically.")
         self.banner.notify(text.format(name=Path(path).name or path), "info")
 
-    def _tell_of(self, new: Linked) -> None:
+    def _tell_of(self, models: Sequence[Model], new: Linked) -> None:
         """Report linked models, with what to do next. A vision projector alone is no model."""
-        added = [model for model, _ in self._shown if model.id in new.added]
+        added = [model for model in models if model.id in new.added]
         if not added:
             return
         model, names = added[0], ", ".join(model.name for model in added)
