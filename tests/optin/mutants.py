@@ -12,6 +12,29 @@ statements. For each mutant another fork replaces one function's code, then runs
 statement, the quickest first, until one fails or `BOUND_S` of CPU are used. Thus a mutant takes a tenth of a second
 more than its tests. Child processes of the product run the unchanged program: what only they execute is unexecuted.
 A test that fails without the mutant too, after the same other tests, is left out.
+
+Latest (2026-11-27, `--seed 11`, the tests of `--quick`, 337 mutants; "after" includes tests written since, which
+were seen to fail):
+
+    area       killed before  after  simpler code  other tests  no effect  open  not executed
+    fit                   18     25             1            1          0     1             6
+    ledger                26     31             0            0          3     0             0
+    dispatch              20     23             0            0          2     3             6
+    plan                  18     23             0            3          2     2             4
+    gptq                  11     12             0            0          1     3            18
+    chat                  26     28             1            0          1     2             2
+    protocols              3      4             0            1          0     0            29
+    stores                17     22             0            0          3     0             8
+    guards                17     24             0            0          1     1             7
+    sandbox                4      4             0            0          0     1            28
+    all                  160    196             2            5         13    13           108
+
+"Other tests" are not part of the quick run, and were found by reading. Open: an estimate or a bound that no test
+states exactly (estimate:169, speed:382, :500 and :504, priors:119, plan:541), locate:231, dialect:182, grammar:183,
+checkpoints:136, gptq/tensors:60, gptq/exact:196 (twice).
+
+Before, other samples, with test files chosen by import or coverage (killed, survived, not executed): 61, 31, 46;
+then 33, 19, 19; then 21, 12, 31; then 8, 7, 0. Their gaps have tests.
 """
 
 import argparse

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from devices.errors import PoolExceeded
-from devices.memory_ledger import AuditLog, DeviceBytes, Ledger, pools
+from devices.memory_ledger import AuditLog, DeviceBytes, Ledger, pool_of, pools
 from devices.process_memory import process_memory
 from devices.types import ProcessMemory
 from tests.support.machines.machines import reports
@@ -169,6 +169,8 @@ def test_measurements_correct_the_next_prediction():
     assert abs(book.audits.correction("llama|cpu") - 1.1) < 0.01
     assert book.audits.correction("gemma3|cpu") == 1
     assert book.record_measured("model", held(anonymous=11 * GIB), cached_bytes=GIB).measured_bytes == 10 * GIB
+    book.reserve("split", {"cpu": DeviceBytes(GIB), "0000:01:00.0": DeviceBytes(GIB)})
+    assert book.record_measured("split", held(anonymous=GIB), {"0000:01:00.0": 2 * GIB}).measured_bytes == 3 * GIB
     book.attach("model", 4242)
     assert book.record_measured("model", held(anonymous=9 * GIB)).measured_bytes == 9 * GIB, "given, not measured"
 
@@ -208,3 +210,10 @@ def test_memory_of_this_process_and_of_a_dead_one():
     own = process_memory(os.getpid())
     assert own.rss_bytes > own.anonymous_bytes > 0
     assert process_memory(2**22 - 7) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "pool"), [("remote", IGPU), ("dgpu", f"vram:{IGPU}"), ("igpu", f"carve_out:{IGPU}")]
+)
+def test_each_device_has_its_own_pool(kind, pool):
+    assert pool_of(replace(HALO.device(IGPU), kind=kind)) == pool

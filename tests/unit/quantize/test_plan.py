@@ -27,7 +27,7 @@ from quantize.job.report import exact_counts
 from quantize.job.request import QuantizeRequest
 from quantize.plan.plan import PlanInput, best_stock, make_plan, stock_plans
 from quantize.plan.priors import prior_damage
-from quantize.plan.speed import decode_time, model_spec, relative_bytes
+from quantize.plan.speed import decode_time, model_spec, relative_bytes, slowness
 from quantize.tensor_rules import allows_quantization, effective_type
 from quantize.types import EvidenceRef, KvOption, ModelSpec, SizeTarget, TensorSpec, TypeOverride
 from tests.support.examples import examples
@@ -270,6 +270,8 @@ def test_cache_and_weights_share_the_budget(spark):
         KvOption("q8_0", "q8_0", 65536 * per_cell * 34 // 32, 0.0004),
         KvOption("q4_0", "q4_0", 65536 * per_cell * 18 // 32, 0.02),
     )
+    size = SizeTarget(kind="budget", limit_bytes=6_000_000)
+    assert make_plan(question(spark, kv=kv), size) == make_plan(question(spark), size), "no cache in a file"
     used = {}
     for limit in (90_000_000, 160_000_000, 276_000_000, 300_000_000):
         goal = SizeTarget(kind="fit", limit_bytes=limit, fixed_bytes=2_000_000, n_ctx=65536)
@@ -433,3 +435,10 @@ def test_a_smaller_file_than_the_grid_takes_smaller_types(spark):
     plan = make_plan(question(spark, exact=layers), SizeTarget(kind="budget", limit_bytes=6_000_000))
     assert plan.file_bytes <= 6_000_000
     assert any(t.qtype != "Q8_0" and not t.exact for t in plan.tensors if t.name in layers)
+
+
+@pytest.mark.parametrize(("qtype", "slower"), [("Q4_K", 1.0), ("Q8_0", 1.0), ("IQ3_S", 3.0)])
+def test_types_are_as_slow_as_their_time_exceeds_their_bytes(qtype, slower):
+    found = GgmlType[qtype]
+    times = {"Q4_K": 1.0, qtype: slower * relative_bytes(found)}
+    assert slowness(found, "cpu", times) == pytest.approx(slower)

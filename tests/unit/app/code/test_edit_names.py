@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from app.code.edits.diffs import read_file_diff
+from app.code.edits.diffs import _after_binary, read_file_diff
 from app.code.edits.journal import Journal
 from app.code.edits.naming import name_before
 from app.code.edits.parse import MAX_ANSWER_BYTES, parse_answer
@@ -288,12 +288,9 @@ def test_a_diff_with_fewer_new_lines_than_its_header_says_is_short(added, is_sho
     assert read_file_diff(lines, 0).is_short is is_short
 
 
-def test_the_edit_after_a_picture_is_read(written):
-    picture = "diff --git a/a.png b/a.png\nindex 1..2 100644\nGIT binary patch\nliteral 1\nAc00\n\n"
-    script = "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"
-    after, reported = written(picture + script, FILES)
-    assert after["a.py"].startswith("x = 2\n")
-    assert len(reported) == 1
+def test_a_binary_patch_ends_before_the_next_file():
+    lines = ["GIT binary patch", "literal 1", "Ac00", "", "diff --git a/a.py b/a.py"]
+    assert lines[_after_binary(lines, 0)] == lines[-1]
 
 
 def test_an_edit_of_cline_is_read(written):

@@ -95,3 +95,11 @@ def test_members_are_named():
 )
 def test_a_plain_parameter_gets_an_allowed_type_and_else_stays_text(text, types, value):
     assert typed(text, frozenset(types)) == value
+
+
+@pytest.mark.parametrize(("levels", "inner"), [(127, 1), (128, None)])
+def test_a_value_deeper_than_clients_read_is_null(levels, inner):
+    value = json.loads(repair("[" * levels + '{"a": 1}' + "]" * levels))
+    for _ in range(levels):
+        value = value[0]
+    assert value == ({"a": 1} if inner else None)

@@ -13,7 +13,9 @@ from engine.library import models_folder
 from engine.library.catalogue import Catalogue
 from engine.library.errors import CannotWrite, NotEnoughDisk
 from engine.library.models_folder import MoveTask, Switch, check, move
+from engine.library.scan import group
 from engine.library.trash import Trash
+from engine.library.types import ModelFile
 
 
 class Killed(BaseException):
@@ -316,3 +318,17 @@ def test_a_journal_that_is_a_link_is_not_written_through(library, paths):
     with pytest.raises(InputFault):
         check(paths, target, Settings().kept.append)
     assert victim.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("names", "formats"),
+    [
+        (("config.json", "tokenizer.json", "model.safetensors"), ["safetensors"]),
+        (("config.json", "tokenizer.json", "model.onnx"), ["onnx"]),
+        (("genai_config.json", "model.onnx"), ["onnx"]),
+        (("model.onnx",), []),
+    ],
+)
+def test_the_files_of_a_folder_make_models(tmp_path, names, formats):
+    files = {name: ModelFile(path=str(tmp_path / name), size_bytes=1, mtime_ns=1) for name in names}
+    assert [found.format for found in group(tmp_path, files)] == formats

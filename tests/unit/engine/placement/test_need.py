@@ -7,6 +7,7 @@ from dataclasses import replace as with_changes
 import msgspec
 import pytest
 
+from engine.message_catalog.reasons import because
 from engine.placement.dry_run import DryRunFailed, dry_run
 from engine.placement.estimate import (
     compute_prior,
@@ -16,8 +17,9 @@ from engine.placement.estimate import (
     need_at,
     rescaled,
 )
+from engine.placement.fit_report import _notes
 from engine.placement.placer import read_shape
-from engine.placement.shape import is_repacked, shape_of
+from engine.placement.shape import LAZY_BYTES, TABLE, is_repacked, shape_of
 from engine.placement.types import DryRun
 from engine.runner.engine_args import EngineArgs
 from engine.runner.load_limits import resize_context
@@ -82,6 +84,10 @@ def test_recurrent_state_does_not_grow_with_the_context(files):
 
 def test_hybrids_mix_both(files):
     shape = read_shape(files["lfm2"])
+    assert {layer.state_bytes for layer in shape.layers} == {
+        0,
+        4 * shape.embedding * 2,
+    }  # two earlier tokens of three
     assert [bool(layer.state_bytes) for layer in shape.layers] == [
         True,
         True,
@@ -337,3 +343,20 @@ def test_deterministic_requests_need_the_memory_of_tiles_too(files):
     shape, plain = read_shape(files["llama"]), settings(files["llama"])
     tiled = msgspec.structs.replace(plain, tiles=("q8_0",))
     assert exact_parts(shape, tiled)["compute"] > exact_parts(shape, plain)["compute"]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_bytes", "lazy"),
+    [(TABLE, LAZY_BYTES, True), (TABLE, LAZY_BYTES - 1, False), ("output.weight", LAZY_BYTES, False)],
+)
+def test_only_a_large_table_of_rows_is_read_row_by_row(files, name, num_bytes, lazy):
+    tensors = (TensorInfo(name, (8, 8), GgmlType.F16, 0, num_bytes),)
+    shape = msgspec.structs.replace(read_shape(files["llama"]), architecture="gemma4", tensors=tensors)
+    assert (shape.lazy_table is not None) is lazy
+
+
+def test_a_context_longer_than_the_trained_one_is_noted(files):
+    shape = read_shape(files["llama"])
+    trained = shape.context_train
+    assert _notes(shape, settings(files["llama"], trained)) == ()
+    assert _notes(shape, settings(files["llama"], trained + 1)) == (because("beyond_training", tokens=trained),)
