@@ -217,8 +217,9 @@ def test_a_key_that_may_manage_is_made_and_does(walk):
         assert json.load(answer) == {"models": []}
     walk.click("Revoke phone", f"{SERVER}.keys")
     walk.until("not spot('Revoke phone', window)")
-    with pytest.raises(urllib.error.HTTPError):
+    with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(asked, timeout=120)
+    refused.value.close()
 
 
 def test_another_tessera_is_used_and_left(walk, tmp_path):

@@ -33,7 +33,8 @@ def status(walk, key):
         with urllib.request.urlopen(asked, timeout=120) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
-        return error.code
+        with error:  # it holds the answer
+            return error.code
 
 
 def test_an_answer_is_copied_asked_again_and_continued(walk):

@@ -103,6 +103,7 @@ def test_another_page_cannot_end_the_sign_in_and_the_user_can(far, tmp_path):
                 urllib.request.urlopen(f"{back}?{query}", timeout=60)
             except urllib.error.HTTPError as error:
                 statuses.append(error.code)
+                error.close()
         signing[0].cancel()
 
     found = sign_in(
