@@ -15,6 +15,7 @@ from PySide6.QtWidgets import (
 
 from app.gui.app_context import AppContext
 from app.gui.widgets.basics import button, label, line_field, row, stack
+from app.gui.widgets.popups import largest_dialog
 from app.licences import Component, components, own_licence
 from engine.core.version import __version__
 
@@ -31,7 +32,7 @@ class About(QDialog):
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(self.tr("About Tessera"))
-        self.resize(_SIZE)
+        self.resize(_SIZE.boundedTo(largest_dialog(parent)))
         qt, python = QLibraryInfo.version().toString(), platform.python_version()
         self._facts = f"Tessera {__version__}, Qt {qt}, Python {python}"
         self._parts = QListWidget()

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
-from PySide6.QtCore import QCoreApplication, QSize, Qt
+from PySide6.QtCore import QCoreApplication, Qt
 from PySide6.QtGui import QKeySequence
 from PySide6.QtWidgets import QDialog, QGridLayout, QWidget
 
 from app.gui.widgets.basics import SCROLL_BAR, button, label, row, scrolled, stack
+from app.gui.widgets.popups import largest_dialog
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,7 @@ class ShortcutSheet(QDialog):
         grid.setContentsMargins(24, 0, 24, 0)
         head = row(label(self.tr("Shortcuts"), "title"), margins=(24, 24, 24, 8))
         self.setLayout(stack(head, area, row(1, close, margins=(24, 8, 24, 24)), spacing=0))
-        free = parent.screen().availableGeometry()
-        most = free.size() - QSize(48, 64)
+        most = largest_dialog(parent)
         width = min(_SHEET_WIDTH * self.fontMetrics().averageCharWidth(), most.width())
         frame = self.sizeHint().height() - area.sizeHint().height()
         self.resize(width, min(grid.totalHeightForWidth(width - SCROLL_BAR) + frame, most.height()))

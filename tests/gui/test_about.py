@@ -20,6 +20,9 @@ def test_every_licence_can_be_found_and_read(qtbot: QtBot, desktop):
     parts, text = about.findChild(QListWidget), about.findChild(QPlainTextEdit)
     qtbot.waitUntil(lambda: parts.count() > 50)
     assert "Apache License" in text.toPlainText()
+    screen = about.screen().availableGeometry()
+    assert about.width() < screen.width(), "with its frame, the dialog fits on a screen of 800 pixels"
+    assert about.height() < screen.height()
     about._find.setFocus()
     qtbot.keyClicks(about._find, "lgpl")
     shown = [parts.item(n) for n in range(parts.count()) if not parts.item(n).isHidden()]

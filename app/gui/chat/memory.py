@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QDateTime, QLocale, Qt
+from PySide6.QtCore import QDateTime, QLocale, QSize, Qt
 from PySide6.QtWidgets import QDialog, QFrame, QLineEdit, QPushButton, QWidget
 
 from app.db import conversations, memories
@@ -28,14 +28,14 @@ from app.gui.widgets.basics import (
     stack,
     when_released,
 )
-from app.gui.widgets.popups import ComboBox, file_dialog
+from app.gui.widgets.popups import ComboBox, file_dialog, largest_dialog
 from devices.atomic_file import write_atomically
 
 _SETTING = "chat.memory"
 _MAX_ROWS = 100  # maximum number of rows built; the search finds the others
 _USED_CHARS = 160
 _TOOLTIP_CHARS = 4000
-_SIZE = (680, 560)
+_SIZE = QSize(680, 560)
 
 
 class MemoryDialog(QDialog):
@@ -48,7 +48,7 @@ class MemoryDialog(QDialog):
         self._folders: list[Folder] = []
         self.setWindowTitle(self.tr("Memory"))
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.resize(*_SIZE)
+        self.resize(_SIZE.boundedTo(largest_dialog(parent)))
         note = self.tr(
             "Facts that chats with the Memory tool use. They are stored on this computer only, and are part of "
             "what the model of such a chat is asked; other programs never see them."

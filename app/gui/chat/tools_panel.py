@@ -19,7 +19,7 @@ from app.gui.app_context import AppContext
 from app.gui.chat.memory import MemoryDialog
 from app.gui.reasons import error_message, known_text
 from app.gui.widgets.basics import IconButton, button, clear, label, row, scrolled, set_kind, stack, when_released
-from app.gui.widgets.popups import ComboBox
+from app.gui.widgets.popups import ComboBox, largest_dialog
 from app.gui.widgets.splitter import SidePanel
 from app.tools.builtin import CALCULATOR, FILES, MEMORY, SOURCES, WEB
 from app.tools.catalogue import Offered, offered, remove_server
@@ -550,8 +550,7 @@ class AddServer(QDialog):
         """Enlarge the dialog for added text that wraps; Qt does not do that by itself."""
         self._form.activate()
         height = sum(part.totalHeightForWidth(self.width()) for part in (self._form, self._foot))
-        limit = self.screen().availableGeometry().height() - 64
-        self.resize(self.width(), max(self.height(), min(height, limit)))
+        self.resize(self.width(), max(self.height(), min(height, largest_dialog(self).height())))
 
     def _test(self) -> None:
         """Start or contact the entered servers, and show their tools or the reason of the failure."""

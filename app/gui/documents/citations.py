@@ -22,6 +22,7 @@ from app.gui.app_context import AppContext
 from app.gui.markdown.view import offer_link
 from app.gui.reasons import error_message, translated
 from app.gui.widgets.basics import label, stack
+from app.gui.widgets.popups import largest_dialog
 from app.tools.types import shown_line
 from engine.api.collections import Citations, PageText, Passage
 
@@ -148,7 +149,7 @@ class PageDialog(QDialog):
         super().__init__(parent)
         source = page.label or self.tr("part {n}").format(n=page.number)
         self.setWindowTitle(f"{Path(page.path).name}, {source}")
-        self.resize(720, 560)
+        self.resize(QSize(720, 560).boundedTo(largest_dialog(parent)))
         self.text = QPlainTextEdit(page.text, readOnly=True)
         self.text.setAccessibleName(self.windowTitle())
         marked = QTextEdit.ExtraSelection()

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QCoreApplication, Qt
+from PySide6.QtCore import QCoreApplication, QSize, Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QDialog, QFrame, QGridLayout, QPlainTextEdit, QScrollArea, QWidget
 
@@ -11,6 +11,7 @@ from app.gui.library.model_card import capability_words, facts_of, origin_words
 from app.gui.markdown.view import MarkdownView
 from app.gui.theme import Theme
 from app.gui.widgets.basics import button, label, row, rule, stack
+from app.gui.widgets.popups import largest_dialog
 from app.gui.widgets.tensor_mosaic import Mosaic, PrecisionLegend, tiles_of_tensors, tiles_of_types
 from engine.api.library import Model, Tensor
 
@@ -24,8 +25,7 @@ class DetailsDialog(QDialog):
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(model.name)
-        screen = parent.screen().availableGeometry()
-        self.resize(min(720, screen.width() - 48), min(760, screen.height() - 96))
+        self.resize(QSize(720, 760).boundedTo(largest_dialog(parent)))
         details = model.details
         self.mosaic = Mosaic(theme, height=96)
         tiles = tiles_of_tensors(tensors)

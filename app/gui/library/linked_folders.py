@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtWidgets import QDialog, QPushButton, QWidget
 
 from app.gui import formatted
@@ -11,11 +11,11 @@ from app.gui.app_context import AppContext
 from app.gui.library.model_card import app_title
 from app.gui.reasons import error_message
 from app.gui.widgets.basics import Banner, ElidedLabel, button, clear, label, row, scrolled, stack, when_released
-from app.gui.widgets.popups import file_dialog
+from app.gui.widgets.popups import file_dialog, largest_dialog
 from engine.api.hub import Folder
 from engine.api.library import Linked, LinkedFolder, Unlinked
 
-_SIZE = (640, 460)
+_SIZE = QSize(640, 460)
 
 
 class LinkedFoldersDialog(QDialog):
@@ -28,7 +28,7 @@ class LinkedFoldersDialog(QDialog):
         self._services = services
         self.setWindowTitle(self.tr("Linked folders"))
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.resize(*_SIZE)
+        self.resize(_SIZE.boundedTo(largest_dialog(parent)))
         note = self.tr(
             "Models in these folders are used where they are, without copying. Unlinking takes them from the list; "
             "their files stay."

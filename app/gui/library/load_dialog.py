@@ -13,7 +13,7 @@ from app.gui.devices.facts import part_shares
 from app.gui.reasons import error_message, translated
 from app.gui.widgets.basics import Banner, button, framed, holding, label, row, rule, scrolled, stack
 from app.gui.widgets.memory_bar import MemoryUse
-from app.gui.widgets.popups import ComboBox
+from app.gui.widgets.popups import ComboBox, largest_dialog
 from engine.api.machine import PlacementAnswer
 from engine.api.models import LoadOptions, ModelLoadSettings
 from quantize.kv_cache_types import CACHE_TYPES, EIGHT_BIT, K_DAMAGE
@@ -22,7 +22,6 @@ _DELAY_MS = 150
 _SMALLEST = 512
 _FIELD = 148  # width of a field in pixels
 _WIDTH = 560  # width of the dialog at the normal text size
-_FRAME = 96  # height of a window frame and of what a desktop keeps at the edges of the screen
 _UNKNOWN_TRAIN = 1 << 17  # the maximum context offered if the file does not state its training context
 _MOST_LAYERS, _MOST_THREADS, _MOST_PARALLEL = 512, 256, 64
 
@@ -130,7 +129,7 @@ class LoadDialog(QDialog):
         self._whole = stack(scrolled(self._column, title), spacing=0)
         self.setLayout(self._whole)
         width = round(_WIDTH * max(1.0, self._services.theme.tokens.body / 14))  # wider for larger text
-        self.setMinimumWidth(min(width, self.screen().availableGeometry().width() - 48))
+        self.setMinimumWidth(min(width, largest_dialog(self).width()))
 
     def _connect(self) -> None:
         self.context.valueChanged.connect(self._on_context)
@@ -238,8 +237,8 @@ class LoadDialog(QDialog):
     def _fit(self) -> None:
         """Show everything, or scroll if the screen is too low for it."""
         self._column.activate()
-        most = self.screen().availableGeometry().height() - _FRAME
-        self.setMinimumHeight(min(self._column.totalHeightForWidth(self.width()), most))
+        height = self._column.totalHeightForWidth(self.width())
+        self.setMinimumHeight(min(height, largest_dialog(self).height()))
         self._whole.setGeometry(self.rect())  # in a resize event, Qt does not do this for the new height
 
     def _use_eight_bit(self) -> None:

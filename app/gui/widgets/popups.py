@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from PySide6.QtCore import QCoreApplication, QEvent, QObject, QPoint, QRect, QRectF, Qt, Signal
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, QPoint, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QColor, QCursor, QPainterPath, QPaintEvent, QRegion, QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QComboBox, QFileDialog, QFrame, QMenu, QPlainTextEdit, QWidget
 from shiboken6 import isValid
@@ -73,6 +73,7 @@ class Shadow(QWidget):
             )
 
 
+_EDGES = QSize(48, 96)  # a window frame, and what a desktop keeps at the edges of the screen
 _RADIUS = 8  # corner radius of a combo box list, as in the token file
 
 
@@ -123,6 +124,11 @@ class ComboBox(QComboBox):
             self._shadow = Shadow(self.view().window(), self.window(), _RADIUS)
         super().showPopup()
         round_corners(self.view().window(), _RADIUS)
+
+
+def largest_dialog(parent: QWidget) -> QSize:
+    """The largest size of a dialog on the parent's screen, without its frame and the screen's edges."""
+    return parent.screen().availableGeometry().size() - _EDGES
 
 
 def file_dialog(
