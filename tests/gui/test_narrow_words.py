@@ -14,6 +14,7 @@ from app.gui.server.requests import SPARE_COLUMNS, request_columns
 from app.gui.widgets.basics import ElidedLabel, label
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.plain_table import PlainTable
+from app.gui.widgets.popups import ComboBox
 from app.gui.widgets.splitter import keep_splitters, restore_splitters, saved_splitter
 from tests.gui.wire import SPARK
 
@@ -72,6 +73,29 @@ def test_a_long_name_is_cut_in_its_middle_and_its_tip_is_whole(qtbot):
     name.resize(120, 24)
     name.grab()
     assert name.toolTip() == "/home/me/engine"
+
+
+def test_a_long_entry_of_a_combo_box_shows_its_end_and_its_tip_is_whole(qtbot, theme):
+    box = ComboBox("Second model")
+    words = ("one", "two")
+    names = [f"Qwen2.5-Coder-7B-Instruct-{word}-with-a-long-name-Q{bits}_0" for word in words for bits in (4, 8)]
+    box.addItems([*names, "Spark"])
+    qtbot.addWidget(box)
+
+    def picture(name, width):
+        box.setCurrentText(name)
+        box.resize(width, 30)
+        return box.grab().toImage()
+
+    four, eight, other, _ = (picture(name, 200) for name in names)
+    assert four != eight, "the quantization is seen"
+    assert four == other, "the middle is left out"
+    assert box.toolTip() == box.currentText() == names[-1]
+    picture(names[-1], 900)
+    assert box.toolTip() == ""
+    picture(names[-1], 200)
+    picture("Spark", 200)
+    assert box.toolTip() == ""
 
 
 def test_pulled_sides_are_kept_in_the_settings(qtbot, tmp_path):

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QPoint, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QColor, QCursor, QPainterPath, QPaintEvent, QRegion, QResizeEvent
-from PySide6.QtWidgets import QBoxLayout, QComboBox, QFileDialog, QFrame, QMenu, QPlainTextEdit, QWidget
+from PySide6.QtWidgets import (
+    QBoxLayout,
+    QComboBox,
+    QFileDialog,
+    QFrame,
+    QMenu,
+    QPlainTextEdit,
+    QStyle,
+    QStyleOptionComboBox,
+    QStylePainter,
+    QWidget,
+)
 from shiboken6 import isValid
 
 from app.gui.reasons import exact
@@ -74,6 +85,7 @@ class Shadow(QWidget):
 
 
 _EDGES = QSize(48, 96)  # a window frame, and what a desktop keeps at the edges of the screen
+_TEXT_INSET = 1  # pixels between the field of a combo box and its text, in all styles of Qt
 _RADIUS = 8  # corner radius of a combo box list, as in the token file
 
 
@@ -109,7 +121,10 @@ def _leave(widget: QWidget) -> None:
 
 
 class ComboBox(QComboBox):
-    """A combo box with a rounded list of up to 12 visible entries; `name` is for screen readers."""
+    """A combo box with a rounded list of up to 12 visible entries; `name` is for screen readers.
+
+    An entry that is too long is elided, and the tooltip shows it.
+    """
 
     _MOST = 12
     _shadow: Shadow | None = None
@@ -124,6 +139,18 @@ class ComboBox(QComboBox):
             self._shadow = Shadow(self.view().window(), self.window(), _RADIUS)
         super().showPopup()
         round_corners(self.view().window(), _RADIUS)
+
+    def paintEvent(self, _event: QPaintEvent) -> None:
+        option = QStyleOptionComboBox()
+        self.initStyleOption(option)
+        control, field = QStyle.ComplexControl.CC_ComboBox, QStyle.SubControl.SC_ComboBoxEditField
+        room = self.style().subControlRect(control, option, field, self).width() - 2 * _TEXT_INSET
+        words = self.currentText()
+        option.currentText = self.fontMetrics().elidedText(words, Qt.TextElideMode.ElideMiddle, room)
+        self.setToolTip(words if option.currentText != words else "")
+        painter = QStylePainter(self)
+        painter.drawComplexControl(control, option)
+        painter.drawControl(QStyle.ControlElement.CE_ComboBoxLabel, option)
 
 
 def largest_dialog(parent: QWidget) -> QSize:
