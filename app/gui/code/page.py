@@ -6,15 +6,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from PySide6.QtCore import QProcess, QProcessEnvironment
-from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import (
-    QBoxLayout,
-    QCheckBox,
-    QFileDialog,
-    QStackedWidget,
-    QTabWidget,
-    QWidget,
-)
+from PySide6.QtGui import QGuiApplication, QResizeEvent
+from PySide6.QtWidgets import QBoxLayout, QCheckBox, QFileDialog, QStackedWidget, QTabWidget, QWidget
 
 from app.code.assistant import TASKS
 from app.code.context.items import Context, ContextItem
@@ -75,7 +68,6 @@ class CodePage(QWidget):
         self._chosen_session = ""  # the earlier session that is shown or being loaded
         self.banner = MovingToast(services.theme, self)
         self.folder = ElidedLabel(self.tr("No folder is open"), "muted")  # the tooltip shows the whole path
-        self.folder.setMinimumWidth(_FEWEST_LETTERS * services.theme.tokens.body)
         self.model = ComboBox(self.tr("Model"))
         self.model.setMinimumWidth(200)
         self.transcript = Transcript(services.theme)
@@ -135,7 +127,7 @@ class CodePage(QWidget):
         controls = Flow()
         for widget in (self.new_session, self.steps, self.commit, self.model):
             controls.add(widget)
-        top = row(
+        self._top = row(
             row(button(self.tr("Open folder"), self._choose_folder), self.recent, spacing=0),
             self.folder,
             controls,
@@ -168,7 +160,7 @@ class CodePage(QWidget):
         self.empty.add_below(self.empty_recent)
         self.pages.addWidget(self.empty)
         self.pages.addWidget(split)
-        layout = stack(top, rule(), spacing=0)
+        layout = stack(self._top, rule(), spacing=0)
         layout.addWidget(self.pages, 1)
         self.pages.currentChanged.connect(lambda page: self.banner.follow(self.tabs if page else self.pages))
         self.setLayout(layout)
@@ -219,6 +211,7 @@ class CodePage(QWidget):
         control.pending_changed.connect(self._on_pending)
         control.rejected.connect(self._on_rejected)
         self._services.models.changed.connect(self._on_models)
+        self._services.theme.changed.connect(self._fit_folder)
         self.composer.sent.connect(self._on_sent)
         self.composer.stopped.connect(control.stop)
         self.composer.failed.connect(lambda text: self.banner.notify(text, "warn"))
@@ -234,10 +227,21 @@ class CodePage(QWidget):
         self.reading.setVisible(reads)
         self.asking.setVisible(not reads)
 
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit_folder()
+
+    def _fit_folder(self) -> None:
+        """Give the folder's label what it needs, up to half of the width that is free if the controls wrap."""
+        free = self.width() - self._top.minimumSize().width() + self.folder.minimumWidth()
+        fewest = _FEWEST_LETTERS * self._services.theme.tokens.body
+        self.folder.setMinimumWidth(max(fewest, min(self.folder.sizeHint().width(), free // 2)))
+
     def open_folder(self, folder: Path, *, resume: bool = False) -> None:
         """Open a project; `resume` continues its last session."""
         self.folder.show()
         self.folder.setText(self.tr("Reading %1").replace("%1", folder.name))
+        self._fit_folder()
         self.history.show_sessions((), "")
         self.controller.open_folder(folder, resume=resume)
 
@@ -263,6 +267,7 @@ class CodePage(QWidget):
         self.banner.hide()  # its actions belong to the previous project
         self.folder.setText(f"{Path(folder).name} · {formatted.files(num_files)}")
         self.folder.setToolTip(folder)
+        self._fit_folder()
         self.commit.show()
         self.new_session.show()
         self.pages.setCurrentIndex(1)

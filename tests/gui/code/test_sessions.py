@@ -62,6 +62,16 @@ def test_sessions_are_listed_read_continued_and_deleted_with_undo(page, qtbot, s
     assert page.hint.isVisible(), "the current session was deleted, so a new one begins"
 
 
+def test_the_name_of_the_project_is_whole_where_the_buttons_can_wrap(page, qtbot, services):
+    services.theme.set("light", 150)
+    page.resize(780, 560)  # in a window of 900 x 600
+    qtbot.waitUntil(lambda: page.width() == 780 and page.folder.width() >= page.folder.sizeHint().width())
+    page.folder.setText("a name that leaves the buttons no room " * 5)
+    page.resize(779, 560)
+    qtbot.waitUntil(lambda: page.width() == 779 and page.model.visibleRegion().boundingRect() == page.model.rect())
+    assert page.folder.width() < page.folder.sizeHint().width()
+
+
 def test_the_last_project_and_session_are_there_after_a_start(page, qtbot, server, project, services):
     asked_again(page, qtbot, server, "What does @greet.py do?", "It greets.")
     page.controller.close_project()
