@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -238,6 +238,12 @@ class Canary:
         with contextlib.suppress(OSError):
             self._store.change(changed)
 
+    def report(self, wrong: WrongAnswers, why: Reason | str) -> None:
+        """Store answers that may be wrong; the window marks them, and the next answer of the model has a note."""
+        with contextlib.suppress(OSError):
+            self._store.change(lambda now: msgspec.structs.replace(now, found=(*now.found, wrong)[-MAX_FOUND:]))
+        self._news.setdefault(wrong.model, []).append(sentence(because("canary_note", why=why)))
+
     async def _quarantine(self, watched: Watched, recorded: RowsRecorded, verdict: RowVerdict) -> None:
         """Stop using these settings, inform the user, and load the model with the next choice."""
         settings, model_id = watched.settings, watched.model.id
@@ -259,17 +265,12 @@ class Canary:
         except (TesseraError, OSError) as error:
             log.warning("model=%s keeps its settings: %s", model_id, error)
             return
-        wrong = WrongAnswers(
-            model=model_id,
+        wrong = wrong_answers(
+            model_id,
+            settings,
             since=watched.right_at,
-            found_at=time.time(),
             reason=sentence(why),
             rule=rule,
-            devices=settings.devices,
-            n_ubatch=settings.n_ubatch,
-            n_parallel=settings.n_parallel,
-            cache_types=(settings.type_k, settings.type_v),
-            flash_attn=settings.flash_attn,
             tokens=len(recorded.tokens),
             rows=len(recorded.rows),
             batch_rows=tuple(row.batch_rows for row in recorded.rows),
@@ -279,13 +280,25 @@ class Canary:
             again_nats=verdict.again_nats,
             noise_nats=verdict.noise_nats,
         )
-        with contextlib.suppress(OSError):
-            self._store.change(lambda now: msgspec.structs.replace(now, found=(*now.found, wrong)[-MAX_FOUND:]))
-        self._news.setdefault(model_id, []).append(sentence(because("canary_note", why=why)))
+        self.report(wrong, why)
         model = watched.model
         if self._pool.get(model_id) is model and model.runner is watched.runner:
             model.pending = ("device",)  # if a request came meanwhile, the model is loaded again after it
             await self._pool.load_again(model)
+
+
+def wrong_answers(model_id: str, settings: LoadSettings, **facts: Any) -> WrongAnswers:
+    """Answers of a load with these settings that were found to be wrong now; `facts` are the other fields."""
+    return WrongAnswers(
+        model=model_id,
+        found_at=time.time(),
+        devices=settings.devices,
+        n_ubatch=settings.n_ubatch,
+        n_parallel=settings.n_parallel,
+        cache_types=(settings.type_k, settings.type_v),
+        flash_attn=settings.flash_attn,
+        **facts,
+    )
 
 
 def reason_of(settings: LoadSettings, recorded: RowsRecorded, verdict: RowVerdict) -> Reason:

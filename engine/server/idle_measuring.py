@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,7 +41,13 @@ from engine.placement.speed import weights_read
 from engine.placement.types import NO_OVERRIDES
 from engine.pool.loaded_model import LoadedModel
 from engine.runner.protocol import LoadSettings
-from engine.server.canary import TOKEN_BYTES_PER_S, comparable, idle_threads, output_while_idle
+from engine.server.canary import (
+    TOKEN_BYTES_PER_S,
+    comparable,
+    idle_threads,
+    output_while_idle,
+    wrong_answers,
+)
 
 if TYPE_CHECKING:
     from engine.server.state import ServerState
@@ -80,7 +87,8 @@ class IdleMeasuring:
         self._most_busy = most_busy
         self._tries: Counter[str] = Counter()
         # Loads whose device has yet to compute long texts; they stay while memory has no space for a second copy.
-        self._deep: dict[str, LoadSettings] = {}
+        # With the seconds since the epoch at which they began.
+        self._deep: dict[str, tuple[LoadSettings, float]] = {}
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -90,8 +98,10 @@ class IdleMeasuring:
             idle_for_s = 0.0 if self._busy() else idle_for_s + min(LOOK_S, self._idle_s)
             if idle_for_s < self._idle_s or not await asyncio.to_thread(self._is_idle):
                 continue
-            loaded = ((model.id, model.settings) for model in self._state.pool.loaded)
-            self._deep |= {name: used for name, used in loaded if used.devices and used.n_gpu_layers}
+            for model in self._state.pool.loaded:
+                used, (known, _) = model.settings, self._deep.get(model.id, (None, 0.0))
+                if used.devices and used.n_gpu_layers and used != known:
+                    self._deep[model.id] = used, time.time() - (time.monotonic() - model.loaded_at)
             if await self._checked_one():
                 idle_for_s = 0.0
                 continue
@@ -119,11 +129,11 @@ class IdleMeasuring:
 
     async def _checked_one(self) -> bool:
         """Compare long texts of one load with the CPU. Return True if that began."""
-        for model_id, settings in list(self._deep.items()):
+        for model_id, (settings, begun_at) in list(self._deep.items()):
             shape = await asyncio.to_thread(self._unchecked, model_id, settings)
             if shape is None:
                 del self._deep[model_id]
-            elif await self._check_deep(model_id, settings, shape):
+            elif await self._check_deep(model_id, settings, shape, begun_at):
                 return True
         return False
 
@@ -142,7 +152,7 @@ class IdleMeasuring:
         verdict = placer.resources.checks.verdict(settings, shape, placer.machine_now())
         return shape if verdict is None or not (verdict.wrong or verdict.deep_at) else None
 
-    async def _check_deep(self, model_id: str, settings: LoadSettings, shape: ModelShape) -> bool:
+    async def _check_deep(self, model_id: str, settings: LoadSettings, shape: ModelShape, begun_at: float) -> bool:
         """Return True if it started; False if memory has no space for a second copy of the model now."""
         placer, state = self._state.placer, self._state
         depth = deep_length(settings, shape)
@@ -178,10 +188,17 @@ class IdleMeasuring:
             check = msgspec.convert(answer["check"], learned(DeviceCheck)) if "check" in answer else None
             # Flash attention is not the cause, so the same device without it would be wrong too.
             affected = [settings, without_flash_attention(settings)] if answer.get("in_products") else [settings]
+            rules = []
             for one in affected:
                 await asyncio.to_thread(checks.record_deep, one, shape, machine, reason, check)
                 with contextlib.suppress(OSError):  # on failure it is found again
-                    await asyncio.to_thread(disable, placer.resources, machine, one, shape, sentence)
+                    rules.append(await asyncio.to_thread(disable, placer.resources, machine, one, shape, sentence))
+            if state.canary is not None:
+                nats, rule = float(answer.get("nats", 0.0)), next(iter(rules), "")
+                wrong = wrong_answers(
+                    model_id, settings, since=begun_at, reason=reason, rule=rule, tokens=depth, nats=nats
+                )
+                await asyncio.to_thread(state.canary.report, wrong, reason)
             model = state.pool.get(model_id)
             if model is not None and model.settings == settings:
                 model.pending = ("device",)

@@ -3,7 +3,7 @@
 import time
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QPushButton
+from PySide6.QtWidgets import QLabel, QPushButton
 
 from engine.api.machine import CanaryState, WrongAnswers
 from tests.gui.hands import ask
@@ -44,6 +44,30 @@ def test_the_open_chat_offers_to_answer_again(qtbot, page, server):
     qtbot.waitUntil(lambda: len(server.requests) > asked)
     settled(qtbot, page)
     assert not page.banner.isVisible()  # the new answer is from after the fault was found
+
+
+def test_an_earlier_answer_has_a_line_also_when_its_chat_is_opened_again(qtbot, page, server):
+    ask(qtbot, page)
+    first = page.controller.tree.path()[-1]
+    ask(qtbot, page)
+    second = page.controller.tree.path()[-1]
+    server.routes["GET", "/tessera/v1/canary"] = found(page, first.created_s - 100, first.created_s)
+
+    def lines(message):
+        pane = page.transcript.pane(message.id)
+        return [] if pane is None else [made.text() for made in pane.findChildren(QLabel)]
+
+    line = "This answer may be wrong: Vulkan0 gave other results than the CPU."
+    assert line not in lines(first)
+    page.wrong_answers.look()
+    qtbot.waitUntil(lambda: line in lines(first))
+    assert line not in lines(second)
+    chat = page.controller.conversation.id
+    page.new_chat()
+    qtbot.waitUntil(lambda: page.controller.conversation.id != chat)
+    page.open(chat)
+    qtbot.waitUntil(lambda: line in lines(first))
+    assert line not in lines(second)
 
 
 def test_other_chats_are_named_once_and_other_models_not_at_all(qtbot, page, server):

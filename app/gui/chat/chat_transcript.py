@@ -72,10 +72,17 @@ _PAIR_FACTOR = 1.6  # times the width of a single response
 class ChatTranscript(Transcript):
     """Follows the messages of a controller. Responses of a second model are shown next to the first model's."""
 
-    def __init__(self, services: AppContext, controller: ChatController, actions: MessageActions) -> None:
+    def __init__(
+        self,
+        services: AppContext,
+        controller: ChatController,
+        actions: MessageActions,
+        note_of: Callable[[Message], str],
+    ) -> None:
+        """`note_of`: a line to show below a message's text; empty for none."""
         super().__init__(services.theme, self._item_of, self._height_of)
-        self._services, self._controller = services, controller
-        self._items = MessageItems(services, controller, actions, self.scroll_to)
+        self._services, self._controller, self._note_of = services, controller, note_of
+        self._items = MessageItems(services, controller, actions, self.scroll_to, note_of)
         controller.message_changed.connect(self.rebuild)
         controller.text_arrived.connect(self._on_text)
         controller.phase_changed.connect(self._on_phase)
@@ -114,9 +121,15 @@ class ChatTranscript(Transcript):
     def show_titles(self) -> None:
         """Update the model names above the responses."""
         for item in self.items():
-            for pane in item.panes if isinstance(item, PairWidget) else [item]:
-                if isinstance(pane, MessageWidget):
-                    pane.set_title(self._services.models.title(pane.message.model))
+            for pane in _panes(item):
+                pane.set_title(self._services.models.title(pane.message.model))
+
+    def show_notes(self) -> None:
+        """Update the notes below the messages."""
+        for message in self._controller.tree.path():
+            item = self.item(message.id)
+            if item is not None and any(pane.note != self._note_of(pane.message) for pane in _panes(item)):
+                self.rebuild(message.id)
 
     def pane(self, message_id: int) -> MessageWidget | None:
         """The widget of a message, alone or in a pair. None if it is not visible."""
@@ -144,6 +157,11 @@ class ChatTranscript(Transcript):
 
     def _height_of(self, key: int) -> int:
         return _FOLD_HEIGHT if key < 0 else estimated_height(self._controller.tree[key])
+
+
+def _panes(item: QWidget) -> list[MessageWidget]:
+    """The widgets of the messages in an item."""
+    return item.panes if isinstance(item, PairWidget) else [item] if isinstance(item, MessageWidget) else []
 
 
 # Widgets for each kind of message: user message, response, pair of responses, tool result.
@@ -226,9 +244,10 @@ class MessageItems:
         controller: ChatController,
         actions: MessageActions,
         scroll_to: Callable[[int], None],
+        note_of: Callable[[Message], str],
     ) -> None:
         self._services, self._controller, self._actions = services, controller, actions
-        self._scroll_to = scroll_to
+        self._scroll_to, self._note_of = scroll_to, note_of
         self._expanded: set[int] = set()
 
     def keys(self) -> list[int]:
@@ -310,6 +329,7 @@ class MessageItems:
             widget.add_below_text(UsedMemory(self._services, message.facts.memories))
         if message.facts.sources:
             widget.add_below_text(SourcesCard(message.facts.sources))
+        widget.add_note(self._note_of(message))
         if message_id == chat.answering_id or message.status == "streaming":
             widget.show_phase(*chat.phase)
         self._actions.follow(widget)

@@ -129,6 +129,8 @@ class MessageActions(QObject):
 class WrongAnswersNotice(QObject):
     """Lists answers that may be wrong because their device was faulty; offers to repeat those in the open chat."""
 
+    changed = Signal()  # other answers may be wrong now
+
     def __init__(
         self,
         services: AppContext,
@@ -142,6 +144,7 @@ class WrongAnswersNotice(QObject):
         self._answer_again = answer_again
         self._begun_s = time.time()
         self._notified: set[float] = set()  # times of the faults that were reported outside their chats
+        self._found: tuple[WrongAnswers, ...] = ()
         self._timer = QTimer(self, interval=_LOOK_MS)
         self._timer.timeout.connect(self.look)
         self._timer.start()
@@ -151,15 +154,22 @@ class WrongAnswersNotice(QObject):
         if self._services.models.reachable:
             self._services.background.run(self._services.api.canary, self._show, lambda _: None, self)
 
+    def note(self, answer: Message) -> str:
+        """The line below an answer that may be wrong; empty for others."""
+        wrong = next((each for each in reversed(self._found) if _concerns(each, answer)), None)
+        return "" if wrong is None else self._words(wrong)
+
     def _show(self, state: CanaryState) -> None:
+        if state.found != self._found:
+            self._found = state.found
+            self.changed.emit()
         answer = next(reversed(self._controller.tree.path()), None)
         for wrong in reversed(state.found):
             if answer is not None and _concerns(wrong, answer):
                 if not self._controller.busy and not self._banner.isVisible():
                     self._notified.add(wrong.found_at)
-                    words = self.tr("This answer may be wrong: {what} gave other results than the CPU.")
                     again = (self.tr("Answer again"), self._answer_again)
-                    self._banner.notify(words.format(what=self._what(wrong)), "warn", again)
+                    self._banner.notify(self._words(wrong), "warn", again)
                 return
         for wrong in state.found:
             if wrong.found_at > self._begun_s and wrong.found_at not in self._notified:
@@ -173,6 +183,10 @@ class WrongAnswersNotice(QObject):
                 )
                 model = self._services.models.title(wrong.model)
                 self._banner.notify(words.format(model=model, time=since, what=self._what(wrong)), "warn")
+
+    def _words(self, wrong: WrongAnswers) -> str:
+        words = self.tr("This answer may be wrong: {what} gave other results than the CPU.")
+        return words.format(what=self._what(wrong))
 
     def _what(self, wrong: WrongAnswers) -> str:
         return ", ".join(wrong.devices) or self.tr("one of Tessera's kernels")

@@ -79,7 +79,7 @@ class MessageWidget(ColumnItem):
     ) -> None:
         super().__init__()
         self._theme = theme
-        self.message = message
+        self.message, self.note = message, ""
         self._siblings = siblings
         self._last, self._first, self._narrow = last, first, narrow
         self._n_ctx = n_ctx
@@ -101,6 +101,12 @@ class MessageWidget(ColumnItem):
     def add_below_text(self, widget: QWidget) -> None:
         """Add a widget between the text and the actions."""
         self._column.insertWidget(self._column.indexOf(self._body) + 1, widget)
+
+    def add_note(self, words: str) -> None:
+        """Add a line below the text; none without words."""
+        self.note = words
+        if words:
+            self.add_below_text(label(words, "small", wrap=True))
 
     @property
     def text_view(self) -> MarkdownView:

@@ -71,7 +71,8 @@ class ChatPage(QSplitter):
         self.message_actions = MessageActions(services, self.controller, self.banner, self.voice.reading, self)
         again = self.message_actions.answer_again
         self.wrong_answers = WrongAnswersNotice(services, self.controller, self.banner, again, self)
-        self.transcript = ChatTranscript(services, self.controller, self.message_actions)
+        self.transcript = ChatTranscript(services, self.controller, self.message_actions, self.wrong_answers.note)
+        self.wrong_answers.changed.connect(self.transcript.show_notes)
         self.transcript.setAccessibleName(self.tr("Conversation"))
         self._drafts = Drafts(self.controller, self.composer, self)
         self._writing = WritingFocus(self, self.composer.editor)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 
 import msgspec
 import pytest
@@ -27,6 +28,7 @@ from engine.placement.results import machine_key
 from engine.runner.protocol import LoadSettings
 from engine.server import idle_measuring
 from engine.server.auth import Access
+from engine.server.canary import Canary
 from engine.server.idle_measuring import IdleMeasuring, deep_length
 from engine.server.models import ServedModels
 from engine.server.state import ServerState
@@ -252,7 +254,9 @@ def test_long_texts_on_a_device_are_compared_once_while_nothing_runs(
     monkeypatch.setattr(IdleMeasuring, "_deep_answer", answered)
 
     async def scenario():
+        begun_at = time.time()
         async with resting(tmp_path, "spark") as (state, loaded):
+            state.canary = Canary(state.pool, state.placer, None)
             # as if a GPU computed it, which was compared for short texts
             loaded.settings = replace(loaded.settings, devices=("Vulkan0",), n_gpu_layers=99)
             shape, machine = read_shape(loaded.settings.path), state.placer.machine_now()
@@ -272,6 +276,9 @@ def test_long_texts_on_a_device_are_compared_once_while_nothing_runs(
             await asyncio.sleep(1)  # several idle times
             found = checks.verdict(loaded.settings, shape, machine)
             assert found.wrong is wrong
+            answers = state.canary.state().found  # the window marks the answers since the load
+            assert [(one.model, one.devices) for one in answers] == [("spark", ("Vulkan0",))] * wrong
+            assert all(begun_at <= one.since <= one.found_at for one in answers)
             assert ("wrongly" in found.reason) is wrong
             affected = {"on", "off"} if "in_products" in answer else {loaded.settings.flash_attn}
             assert {one.flash_attn != "off" for one in disabled} == (
