@@ -1,7 +1,8 @@
 """A temporary chat is not stored anywhere, unless it is saved later."""
 
-import sqlite3
 from contextlib import closing
+
+import apsw
 
 from app.db import conversations, memories, messages
 from app.db.store import TEMPORARY
@@ -10,8 +11,11 @@ from tests.gui.hands import ask
 
 
 def everything(services):
-    """The content of the chats' file."""
-    with closing(sqlite3.connect(services.store.opened.path)) as known:
+    """The content of the chats' file.
+
+    Read by the store's own library: another one that closes the file takes away the locks of this process.
+    """
+    with closing(apsw.Connection(str(services.store.opened.path))) as known:
         return [row for table in ("conversations", "messages") for row in known.execute(f"SELECT * FROM {table}")]
 
 
