@@ -241,7 +241,7 @@ def measure(cells: Cells, sides: Sides, rounds: int, rng: random.Random, *, proc
 def fill(cells: Cells, options: argparse.Namespace) -> None:
     """Measure one stand-in's cells, print them and add them to the results."""
     path, processor = stand_in(cells, options.models, quarter=options.quarter), options.clock == "processor"
-    context = max(512, *cells.prompts, *cells.depths) + 256
+    context = max((512, *cells.prompts, *cells.depths)) + 256
     with tempfile.TemporaryDirectory() as home:
         sides = Sides(str(path), options.tools, Path(home), 1 if processor else options.threads, 16, context)
         try:
@@ -261,7 +261,7 @@ def fill(cells: Cells, options: argparse.Namespace) -> None:
         ratios = [ours / theirs for ours, theirs in zip(values["ours"], values["rival"], strict=True)]
         ratio, spread = statistics.median(ratios), (round(min(ratios), 3), round(max(ratios), 3))
         unit = "times llama-server" + (", processor time" if processor else "")
-        note = f"{options.note}load {os.getloadavg()[0]:.0f}"
+        note = "; ".join(filter(None, (options.note, f"load {os.getloadavg()[0]:.0f}")))
         parameters = {"model": model, "type": cells.qtype, key: int(number)}
         parameters |= {"instructions": options.instructions} if options.instructions else {}
         record("table", metric, round(ratio, 3), unit, n=len(ratios), interval=spread, note=note, **parameters)

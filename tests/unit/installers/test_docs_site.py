@@ -123,18 +123,19 @@ SPEEDS = {
     "0.6B shape, Q4_0, Q8_0, MXFP4": ("0.6B shape", {"Q4_0", "Q8_0", "MXFP4"}, ""),
     "0.6B shape, Q4_K_M, Q6_K, IQ4_XS": ("0.6B shape", {"Q4_K_M", "Q6_K", "IQ4_XS"}, ""),
     "0.6B shape, F16": ("0.6B shape", {"F16"}, ""),
-    "1.7B shape, Q4_K": ("1.7B shape Q4_K", {""}, ""),
-    "8B shape, Q4_K": ("8B shape Q4_K", {""}, ""),
+    "1.7B, 4B, 8B shapes, Q4_K_M": ("[148].*B shape", {"Q4_K_M"}, ""),
     "SmolLM2 135M, Q4_1": ("SmolLM2 135M Q4_1", {""}, ""),
     "0.6B shape with AVX2, CPU time": ("0.6B shape, a quarter", None, "AVX2"),
 }
 
 
 def recorded_speeds(metric: str, model: str, types: set[str] | None, instructions: str) -> list[float]:
+    """The newest figures of a metric for models whose name matches the pattern `model`."""
     found = []
     for line in newest():
         given = {"type": "", "instructions": "", **line["parameters"]}
-        if (line["metric"], given.get("model"), given["instructions"]) == (metric, model, instructions):
+        is_model = re.fullmatch(model, given.get("model", ""))
+        if is_model and (line["metric"], given["instructions"]) == (metric, instructions):
             found += [line["value"]] if types is None or given["type"] in types else []
     return found
 
