@@ -99,8 +99,8 @@ class IdleMeasuring:
             if idle_for_s < self._idle_s or not await asyncio.to_thread(self._is_idle):
                 continue
             for model in self._state.pool.loaded:
-                used, (known, _) = model.settings, self._deep.get(model.id, (None, 0.0))
-                if used.devices and used.n_gpu_layers and used != known:
+                used, (noted_settings, _) = model.settings, self._deep.get(model.id, (None, 0.0))
+                if used.devices and used.n_gpu_layers and used != noted_settings:
                     self._deep[model.id] = used, time.time() - (time.monotonic() - model.loaded_at)
             if await self._checked_one():
                 idle_for_s = 0.0
