@@ -12,7 +12,6 @@ from engine.core.addresses import is_plain_text
 from engine.core.defaults import DEFAULT_CONTEXT
 from engine.core.paths import BUNDLED_MODELS, Paths, user_paths
 from engine.core.version import __version__
-from engine.message_catalog.reasons import because
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -326,6 +325,7 @@ class EngineFacade:
     def gguf_files(self, models: "Iterable[str]" = ()) -> "dict[str, Path]":
         """Files by model: the named models, or every local GGUF model. Raises: InputFault: not a GGUF model."""
         from engine.core.errors import InputFault
+        from engine.message_catalog.reasons import because
 
         names = tuple(models)
         if not names:
@@ -346,6 +346,7 @@ class EngineFacade:
         import asyncio
 
         from engine.core.errors import EnvironmentFault
+        from engine.message_catalog.reasons import because
         from engine.placement.device_verification import comparable, verify
 
         resources = self.placer.resources
