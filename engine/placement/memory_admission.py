@@ -238,12 +238,18 @@ class MemoryAdmission:
                 log.warning("the memory of %s stays as predicted, it could not be looked at: %s", model_id, error)
 
     def _audit(self, model_id: str, buffers: BufferLog, load: _Load | None, measured: ProcessMemory | None) -> None:
-        """Compare the memory that llama.cpp reports with the memory of the process."""
+        """Compare the memory that llama.cpp reports with the memory of the process.
+
+        Both are of the load's first context, which may have grown for the first response.
+        """
         if load is not None:
             self._refine(model_id, load.settings)
         if measured is not None:
             granted = max(load.settings.kv_cells, load.settings.n_ctx) if load is not None else 0
             self._ledger.record_measured(model_id, measured, buffers.bytes(granted))
+        now = self._loads.get(model_id)
+        if load is not None and now is not None and now.settings != load.settings:
+            self._resized_now(model_id, now.settings)
 
     def _refine(self, model_id: str, settings: LoadSettings) -> None:
         """Replace the reservation by formulas with llama.cpp's own numbers."""

@@ -33,6 +33,7 @@ from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from tests.support.models.architectures import ARCHITECTURES, write_architecture
 from tests.support.runner_calls import answered
+from tests.support.servers import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "dev" / "architectures.md"
@@ -114,13 +115,23 @@ async def started(load):
     return runner, facts
 
 
+async def whole_log(runner):
+    """llama.cpp's log of a load, which comes through another pipe than the answer and may come after it."""
+
+    def is_whole():
+        return any(line.startswith("set_abort_callback") for line in runner.stderr_tail)
+
+    await asyncio.to_thread(wait_for, is_whole, what="the log")
+    return "\n".join(runner.stderr_tail)
+
+
 async def observe(path, cache_dir, reference, process):
     """Check all columns for a model that generates."""
     seen = Seen()
     load = settings(path, cache_dir)
     runner, _ = await started(load)
     try:
-        log = "\n".join(runner.stderr_tail)
+        log = await whole_log(runner)
         first = await collect(runner, PROMPTS[0])
         seen.same("alone", first[0], reference[0])
         together = await asyncio.gather(*(collect(runner, p) for p in PROMPTS))
@@ -158,11 +169,11 @@ async def observe(path, cache_dir, reference, process):
 
 async def cancel(runner):
     """Cancel one request during generation and one during prefill."""
-    for wait_for, prompt in ((Delta, PROMPTS[1]), (object, PROMPTS[1][::-1] * 2)):
+    for event_type, prompt in ((Delta, PROMPTS[1]), (object, PROMPTS[1][::-1] * 2)):
         request = GenerationRequest(prompt=prompt, max_tokens=300, ignore_eos=True)
         generation = runner.generate(request)
         async for event in generation:
-            if isinstance(event, wait_for):
+            if isinstance(event, event_type):
                 break
         await generation.aclose()
 

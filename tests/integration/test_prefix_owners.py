@@ -101,7 +101,7 @@ def test_a_key_reads_nothing_of_another_key(tmp_path):
             assert completions(own) > 64
     finally:
         server.stop()
-    told = [server.log, *sorted(str(file) for file in tmp_path.rglob("*.kv"))]
+    told = "\n".join([server.log, *sorted(str(file) for file in tmp_path.rglob("*.kv"))])
     server = RunningServer(tmp_path)
     try:  # prefixes on disk have owners, too
         with with_key(store.add("new", ("chat",))) as new, with_key(victims[completions]) as old:

@@ -47,6 +47,23 @@ def test_the_child_is_asked_when_the_first_answer_has_ended(admission):
     asyncio.run(main())
 
 
+@pytest.mark.process
+def test_a_context_that_grew_for_the_first_answer_stays_counted(admission, monkeypatch):
+    placer = admission._placer
+    monkeypatch.setattr(placer, "dry_run", lambda settings: Placer.dry_run(placer, settings))
+
+    async def main():
+        await admission.reserve("m", admission.settings)
+        admission.attach("m", os.getpid(), BufferLog())
+        await admission.resized("m", msgspec.structs.replace(admission.settings, n_ctx=4096, kv_cells=4096))
+        grown = placer.ledger.reservations()[0].parts
+        admission.answered("m", 3, 1.0, 1)
+        await asyncio.gather(*admission._audits)
+        assert placer.ledger.reservations()[0].parts["kv"] == grown["kv"]
+
+    asyncio.run(main())
+
+
 def test_a_moment_without_descriptors_leaves_the_prediction(admission, caplog):
     async def main():
         await loaded(admission)
