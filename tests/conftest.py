@@ -132,12 +132,20 @@ def tmp_path(
 
 
 @pytest.fixture(autouse=True)
-def tessera_home(_homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A separate home folder for every test."""
+def tessera_home(_homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A separate home folder for every test. Variables that commands in this process export end with the test."""
     home = next(_homes)
     home.mkdir()
     monkeypatch.setenv("TESSERA_HOME", str(home))
-    return home
+    before = _variables()
+    yield home
+    for name in _variables().keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
+def _variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("TESSERA_")}
 
 
 class Ended(NamedTuple):
