@@ -97,7 +97,7 @@ def test_a_conversation_remembers():
         (
             ("chat", "assets/models/spark-f16.gguf", "-p", "x"),
             3,
-            "f16.gguf is a file; `tessera models link assets/",
+            "assets/models/spark-f16.gguf is a file; `tessera models link assets/models/spark-f16.gguf`",
         ),
         (("launch", "claude", "--model", "no-such-model"), 3, "no-such-model"),
         (("code", "docs", "-m", "no-such-model", "-p", "x"), 3, "no-such-model"),
