@@ -311,13 +311,13 @@ def test_a_dropped_model_is_offered_both_ways(qtbot, library, server):
 
 
 @pytest.mark.parametrize(
-    ("added", "told"),
+    ("added", "shown"),
     [(("spark",), "Spark (demo) is ready."), (("spark", "other"), "Spark (demo), Other is ready.")],
 )
-def test_after_a_model_was_linked_a_chat_with_it_is_one_click_away(qtbot, library, server, added, told):
+def test_after_a_model_was_linked_a_chat_with_it_is_one_click_away(qtbot, library, server, added, shown):
     server.routes["POST", "/tessera/v1/models/link"] = Linked(added=added)
     library.add("/some/where/model.gguf", link=True)
-    qtbot.waitUntil(lambda: library.banner.text == told)
+    qtbot.waitUntil(lambda: library.banner.text == shown)
     if len(added) > 1:
         assert "Chat with it" not in texts(library.banner)
         return

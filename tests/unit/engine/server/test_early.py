@@ -112,16 +112,20 @@ def test_a_moment_without_descriptors_does_not_leave_them_out(monkeypatch):
     assert len(tries) == 2
 
 
-def test_a_path_answers_alike_early_and_late(tmp_path, monkeypatch):
-    """A method that an early route lacks is handled by the late routes, with all methods of the path."""
-    monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
+def client_of_all_routes():
+    """A client of a server without models, in this process."""
     models = ServedModels(lambda: None)
     placer = Placer(open_resources(user_paths()))
     state = ServerState(models=models, pool=FreePool(models), access=Access("secret"), placer=placer)
+    transport = httpx2.ASGITransport(create_app(state), raise_app_exceptions=False)
+    return httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1")
+
+
+def test_a_path_answers_alike_early_and_late():
+    """A method that an early route lacks is handled by the late routes, with all methods of the path."""
 
     async def main():
-        transport = httpx2.ASGITransport(create_app(state), raise_app_exceptions=False)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        async with client_of_all_routes() as client:
             for path in ("/health", "/v1/models", "/v1/chat/completions"):
                 answer = await client.request("DELETE", path)
                 assert answer.status_code == 405
@@ -154,16 +158,11 @@ def test_a_path_answers_alike_early_and_late(tmp_path, monkeypatch):
         ("POST", "/v1/v1/nothing", ""),
     ],
 )
-def test_a_wrong_base_address_is_named(tmp_path, monkeypatch, method, path, hint):
+def test_a_wrong_base_address_is_named(method, path, hint):
     """Programs append /v1 or do not; the user who entered the address sees only the error."""
-    monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
-    models = ServedModels(lambda: None)
-    placer = Placer(open_resources(user_paths()))
-    state = ServerState(models=models, pool=FreePool(models), access=Access("secret"), placer=placer)
 
     async def main():
-        transport = httpx2.ASGITransport(create_app(state), raise_app_exceptions=False)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        async with client_of_all_routes() as client:
             answer = await client.request(method, path, json={} if method == "POST" else None)
             assert answer.status_code == 404
             assert answer.json()["error"]["message"] == f"{method} {path}: Not Found{hint}"
