@@ -16,8 +16,8 @@ from quantize.files.safetensors_file import SafetensorInfo, links_root, read_saf
 
 Array = np.ndarray[Any, Any]
 
-# One chunk of a tensor in memory; with an additional float32 copy the whole conversion stays far below 1 GB.
-CHUNK_BYTES = 32 * 1024 * 1024
+# Values of a tensor in memory at a time. With their copies in other types they take some 50 MB.
+CHUNK_VALUES = 1 << 21
 # Configurations are a few kB; tokenizers with 256,000 tokens take about 35 MB.
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 _MAX_TOKENIZER_BYTES = 96 * 1024 * 1024
@@ -119,10 +119,9 @@ class Checkpoint:
         return values.reshape(part.stop - part.start, width)
 
     def chunks(self, name: str, stop: int, group: int = 1) -> Iterator[Array]:
-        """The first `stop` rows in chunks of about CHUNK_BYTES, each a multiple of `group` rows."""
-        info = self.info(name)
-        row_bytes = max(1, info.nbytes // max(1, info.num_values // max(1, info.shape[-1])))
-        step = max(group, CHUNK_BYTES // row_bytes // group * group)
+        """The first `stop` rows in chunks of about CHUNK_VALUES, each a multiple of `group` rows."""
+        width = max(1, self.info(name).shape[-1])
+        step = max(group, CHUNK_VALUES // width // group * group)
         for first in range(0, stop, step):
             yield self.rows(name, first, min(stop, first + step))
 

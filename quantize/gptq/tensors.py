@@ -21,6 +21,8 @@ from quantize.types import Rounding
 
 Blocks = npt.NDArray[np.uint8]
 _CHUNK_VALUES = 1 << 24  # weights read at a time: 64 MB as float32
+# The same for weights on a grid: finding their steps takes a dozen arrays of this size, in every process.
+_EXACT_CHUNK_VALUES = 1 << 20
 
 
 class TensorsRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +86,7 @@ class Rounder:
     def chunks(self, name: str) -> Iterator[tuple[int, Blocks]]:
         """Packed chunks of rows in order, each with the number of weights finished so far."""
         matrices, rows, width = self._source.shape(name)
-        step = max(1, _CHUNK_VALUES // width)
+        step = max(1, (_EXACT_CHUNK_VALUES if self._request.exact else _CHUNK_VALUES) // width)
         for matrix in range(matrices):
             for first in range(0, rows, step):
                 weights = self._source.rows(name, matrix, slice(first, first + step))

@@ -48,6 +48,12 @@ _GATE_FILE_FRAC = 0.3  # fraction of the source's 16 bits, for a forecast before
 # search; then the additional seconds of the smallest types while errors are measured: ggml's search for all of
 # them, and the choice. Measured: log-archive.md, "Points and signs".
 _OCTET_S, _SMALLEST_PLAIN_S, _SMALLEST_GPTQ_S = 3.3e-6, 1.1e-6, 6.6e-6
+# Memory of a job without evaluation: the job's own process and its child process with their libraries; what each
+# thread adds while a file is written (rows in float32, as stored and packed); each process that packs weights on a
+# grid; and each token of a folder's tokenizer while the folder is converted. Measured: log-archive.md, "Memory of
+# tier instant".
+_PROCESSES_BYTES, _THREAD_BYTES, _PACKING_BYTES, _TOKEN_BYTES = 224 << 20, 24 << 20, 128 << 20, 1200
+_EVALUATION_BYTES = 2 << 30  # contexts, predictions and Hessians, in addition to the models
 _LOAD_S = 1.0  # starting a child process and loading Python's libraries
 _VERIFY_RUNS = 4.3  # the source once, and two quantized files, which are slower for large batches
 _SAMPLED_ROWS = 128
@@ -108,22 +114,41 @@ def forecast(shape: JobShape, plan: QuantPlan, rates: Rates) -> Forecast:
     shape = msgspec.structs.replace(shape, octet_weights=_octet_weights(plan))
     file_bytes = plan.file_bytes
     phases = seconds_by_phase(shape, rates)
-    source_bytes = sum(t.num_values for t in shape.model.tensors) * 2
+    source_bytes = _source_bytes(shape.model)
     packed = file_bytes if shape.rounding != Rounding.STOCK else 0
     compares = bool(shape.verify_tokens)
-    resident = source_bytes if shape.tier != "instant" or compares else 0
     low, high = loss_range(plan.damage, plan.evidence)
     untimed = any(_rate_name(p, shape) not in {p, *rates} for p in phases)
     return Forecast(
         seconds=sum(phases.values()),
         phases=phases,
         disk_bytes=(2 if compares else 1) * file_bytes + packed + (source_bytes if _smooths(shape) else 0),
-        memory_bytes=resident + (2 << 30 if shape.tier != "instant" else 256 << 20),
+        memory_bytes=_memory_bytes(shape, plan),
         kld=plan.damage,
         kld_low=low,
         kld_high=high,
         gpu_untimed=untimed,
     )
+
+
+def _memory_bytes(shape: JobShape, plan: QuantPlan) -> int:
+    """Memory of all processes of a job at its peak."""
+    cores = max(1, shape.threads)
+    if shape.tier != "instant" or shape.verify_tokens or shape.gate is not None:
+        compared = 2 * plan.file_bytes if shape.verify_tokens else 0
+        return _source_bytes(shape.model) + compared + _EVALUATION_BYTES
+    converting = _TOKEN_BYTES * _num_tokens(shape.model) if shape.converts else 0
+    packing = min(cores, len(plan.exact)) * _PACKING_BYTES
+    return _PROCESSES_BYTES + max(converting, cores * _THREAD_BYTES, packing)
+
+
+def _source_bytes(model: ModelSpec) -> int:
+    """The weights in 16 bits."""
+    return sum(t.num_values for t in model.tensors) * 2
+
+
+def _num_tokens(model: ModelSpec) -> int:
+    return next((t.shape[1] for t in model.tensors if role_of(t.name) is TensorRole.TOKEN_EMBD), 0)
 
 
 def learned_rates(cache_dir: Path) -> dict[str, float]:
@@ -170,7 +195,7 @@ def _core_seconds(shape: JobShape) -> dict[str, float]:
     body = weights - sum(
         t.num_values for t in matrices if role_of(t.name) in {TensorRole.TOKEN_EMBD, TensorRole.OUTPUT}
     )
-    vocab = next((t.shape[1] for t in matrices if role_of(t.name) is TensorRole.TOKEN_EMBD), 0)
+    vocab = _num_tokens(model)
 
     def evaluated(tokens: float, predicted: float, part: float = 1.0) -> float:
         flops = 2 * part * body + 2 * predicted * head

@@ -19,7 +19,7 @@ from quantize.native.encode import copied, encoded
 from quantize.native.source_weights import SourceWeights
 
 _QUANTIZATION_VERSION = 2  # Source: ggml.h, GGML_QNT_VERSION
-_CACHE_CHUNK_BYTES = 32 << 20
+_CACHE_CHUNK_BYTES = 8 << 20
 
 
 class WriteRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,11 +105,11 @@ def _data(
 
 
 def _from_cache(path: Path, slot: TensorSlot) -> Iterator[Any]:
-    blocks = np.memmap(path, np.uint8, "r")
-    if blocks.nbytes != slot.num_bytes:
-        raise BadFile(str(path), f"{blocks.nbytes} bytes for {slot.name}, which takes {slot.num_bytes}")
-    for start in range(0, len(blocks), _CACHE_CHUNK_BYTES):
-        yield np.ascontiguousarray(blocks[start : start + _CACHE_CHUNK_BYTES])
+    size = path.stat().st_size
+    if size != slot.num_bytes:
+        raise BadFile(str(path), f"{size} bytes for {slot.name}, which takes {slot.num_bytes}")
+    for start in range(0, size, _CACHE_CHUNK_BYTES):
+        yield np.fromfile(path, np.uint8, _CACHE_CHUNK_BYTES, offset=start)
 
 
 def stamp(path: Path, provenance: Provenance) -> None:

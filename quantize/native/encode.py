@@ -62,11 +62,11 @@ def encoded(
 
 def copied(part: GgufFile, tensor: TensorInfo) -> Iterator[Blocks]:
     """A tensor's unchanged bytes. Raises: BadFile: a float value is not finite (the error names the tensor)."""
-    raw = part.tensor_bytes(tensor)
     dtype = _FLOATS.get(tensor.ggml_type)
     step = _CHUNK_VALUES * 4
-    for start in range(0, len(raw), step):
-        chunk: Blocks = np.array(raw[start : start + step])
+    for start in range(0, tensor.nbytes, step):
+        # Another map for each chunk: the pages that were read stay in memory as long as their map.
+        chunk: Blocks = np.array(part.tensor_bytes(tensor)[start : start + step])
         if dtype is not None and not np.isfinite(chunk.view(dtype)).all():
             raise BadFile(part.name, f"tensor {tensor.name} holds values that are not finite", tensor.offset)
         yield chunk

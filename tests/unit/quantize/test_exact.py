@@ -1,13 +1,20 @@
 """Weights that already lie on a grid: detected by the weights alone, packed without loss, no false positives."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from quantize.convert.tensor_map import Metadata
 from quantize.files.gguf_write import GgufWriter, TensorSlot
+from quantize.files.measurement_folder import WorkFolder
 from quantize.ggml_types import GgmlType
 from quantize.gptq.exact import ExactRequest, _as_bfloat16, exact_types, find_exact_types, pack_exactly
+from quantize.gptq.tensors import Rounder
+from quantize.measurements import MeasureRequest, RoundRequest
 from quantize.native.blocks import dequantize_rows, quantize_rows
+from quantize.native.source_weights import SourceWeights
+from quantize.types import Rounding
 
 ROWS, WIDTH = 8, 512
 F16, BF16, F32 = GgmlType.F16, GgmlType.BF16, GgmlType.F32
@@ -263,3 +270,25 @@ def test_rows_that_fill_no_block_of_256_take_smaller_blocks():
 def test_values_are_rounded_to_the_nearest_bfloat16(bits, rounded):
     value = np.array([bits], np.uint32).view(np.float32)
     assert _as_bfloat16(value).view(np.uint32)[0] == rounded
+
+
+def test_weights_on_a_grid_are_packed_in_parts(tmp_path):
+    """Every process that packs takes memory of its own, whatever the size of its tensors."""
+    name, rows, width = "blk.0.ffn_up.weight", 2048, 4096
+    values = (np.random.default_rng(3).integers(-8, 8, (rows, width)) * 2.0**-7).astype(np.float16)
+    writer = GgufWriter(tmp_path / "wide.gguf", Metadata("llama"), [TensorSlot(name, (width, rows), F16)])
+    writer.write(name, iter([values]))
+    writer.close()
+    text = tmp_path / "text"
+    text.write_text("text")
+    measure = MeasureRequest(source=tmp_path / "wide.gguf", calibration=text, cache_dir=tmp_path / "cache")
+    task = RoundRequest(measure=measure, types={name: "Q4_0"}, rounding=Rounding.STOCK, exact=True)
+    rounder = Rounder(WorkFolder.open(measure), SourceWeights(measure.source), task, {}, {})
+    tracemalloc.start()
+    try:
+        blocks = np.concatenate([part for _, part in rounder.chunks(name)])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(dequantize_rows(blocks, "Q4_0", width), values.astype(np.float32))
+    assert peak < 128 << 20

@@ -140,6 +140,29 @@ def test_more_work_is_forecast_to_take_longer_and_phases_add_up(plan):
     assert wide.seconds == pytest.approx(found[2].seconds / 4)
 
 
+def test_memory_of_tier_instant_is_forecast_by_threads_vocabulary_and_grids(plan):
+    model, chosen = plan
+    shape = shape_of(model, effort_of("instant"), threads=1, verified=False)
+    table = msgspec.structs.replace(model.tensors[0], name="token_embd.weight", shape=(64, 260_000))
+    others = [tensor for tensor in model.tensors if tensor.name != "token_embd.weight"]
+    words = msgspec.structs.replace(model, tensors=(table, *others))
+    on_grid = [msgspec.structs.replace(t, exact="Q4_0") for t in chosen.tensors]
+
+    def memory(packed=chosen, **changes):
+        return forecast(msgspec.structs.replace(shape, **changes), packed, {}).memory_bytes
+
+    assert memory(threads=16) - memory() == 15 * forecasting._THREAD_BYTES
+    counted = 260_000 * forecasting._TOKEN_BYTES - forecasting._THREAD_BYTES
+    assert memory(converts=True, model=words) - memory() == counted > 0
+    assert memory(model=words) == memory()
+    packing = [memory(msgspec.structs.replace(chosen, tensors=tuple(on_grid[:n])), threads=2) for n in (1, 2, 3)]
+    assert packing[1] - packing[0] == forecasting._PACKING_BYTES
+    assert packing[2] == packing[1], "one process for each thread"
+    # A comparison holds the source and both files, and evaluates them.
+    files = sum(t.num_values for t in model.tensors) * 2 + 2 * chosen.file_bytes
+    assert memory(verify_tokens=2048) == files + forecasting._EVALUATION_BYTES
+
+
 def test_measuring_is_forecast_by_the_positions_that_swaps_compare(plan, monkeypatch):
     shape = shape_of(plan[0], effort_of("balanced"))
     every_second = seconds_by_phase(shape, {})["measure"]

@@ -6,13 +6,15 @@ the libraries themselves: tests/optin/low_precision.py.
 
 import json
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from quantize.convert.checkpoint import Checkpoint, bf16_to_f32, f32_to_bf16
-from quantize.convert.folder import ConvertRequest, convert, prepare
+from quantize.convert.folder import ConvertRequest, _encoded, convert, prepare
+from quantize.convert.tensor_map import OutTensor
 from quantize.errors import BadFile, BadWeights, UnsupportedModel
 from quantize.ggml_types import GgmlType
 from quantize.gptq.exact import ExactRequest, find_exact_types, pack_exactly
@@ -585,6 +587,35 @@ def test_each_tensor_keeps_its_16_bit_type(requested, tmp_path):
         found = np.abs(packed[:, :, :2].copy().view(np.float16)[:, :, 0].astype(np.float32))
         assert ((found == step).mean() > 0.8) == (requested == "auto")
     assert made.source_qtype("token_embd.weight") == "BF16"
+
+
+def wide(kind: str) -> tuple[Stored, dict]:
+    """16 million values in one matrix: as they are, or in 4 bits."""
+    if kind == "BF16":
+        return {f"{BASE}.weight": ("BF16", np.zeros((4096, 4096), np.uint16))}, {}
+    tensors: Stored = {
+        f"{BASE}.qweight": ("I32", np.zeros((512, 4096), np.int32)),
+        f"{BASE}.qzeros": ("I32", np.zeros((32, 512), np.int32)),
+        f"{BASE}.scales": ("F16", np.ones((32, 4096), np.float16)),
+    }
+    return tensors, {"quant_method": "gptq", "bits": 4, "group_size": 128}
+
+
+@pytest.mark.parametrize("kind", ["BF16", "GPTQ"])
+def test_memory_of_a_conversion_does_not_grow_with_the_tensors(kind, tmp_path):
+    tensors, settings = wide(kind)
+    source = Checkpoint(write(tmp_path / "model", tensors, {"quantization_config": settings}))
+    name, num_bytes = f"{BASE}.weight", 0
+    tensor = OutTensor("blk.0.attn_q.weight", (4096, 4096), lambda: source.chunks(name, 4096))
+    tracemalloc.start()
+    try:
+        for chunk in _encoded(source, tensor, GgmlType.BF16):
+            num_bytes += len(chunk.tobytes())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert num_bytes == 2 * 4096 * 4096
+    assert peak < 96 << 20
 
 
 def test_wide_floats_are_named_as_such(tmp_path):
