@@ -18,6 +18,8 @@ Array = np.ndarray[Any, Any]
 
 # Values of a tensor in memory at a time. With their copies in other types they take some 50 MB.
 CHUNK_VALUES = 1 << 21
+# Rows of a sample, and of each of its runs.
+_SAMPLED_ROWS, _RUN_ROWS = 64, 8
 # Configurations are a few kB; tokenizers with 256,000 tokens take about 35 MB.
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
 _MAX_TOKENIZER_BYTES = 96 * 1024 * 1024
@@ -68,6 +70,11 @@ class Checkpoint:
         if name not in self._where:
             raise BadFile(str(self.folder), f"the tensor {name!r} is missing")
         return self._where[name][1]
+
+    def format_of(self, name: str) -> str:
+        """The format of few bits in which a tensor is stored; empty for floats."""
+        packed = self._packed[0].get(name)
+        return packed.what if packed else ""
 
     def has(self, name: str) -> bool:
         """Whether the tensor exists."""
@@ -141,6 +148,20 @@ class Checkpoint:
     def optional_json(self, name: str) -> dict[str, Any]:
         """A JSON object in the folder; empty if the file is missing."""
         return self.json_file(name) if (self.folder / name).is_file() else {}
+
+
+class SampledCheckpoint(Checkpoint):
+    """A folder of which only some rows of each tensor are read: a few runs of neighbours, of an expert only one.
+
+    A recipe permutes only the rows within a group, so it makes the right rows of each run.
+    """
+
+    def chunks(self, name: str, stop: int, group: int = 1) -> Iterator[Array]:
+        """The sampled runs among the first `stop` rows, each a multiple of `group` rows."""
+        count = min(stop, -(-_RUN_ROWS // group) * group)
+        runs = 1 if ".experts." in name else max(1, _SAMPLED_ROWS // max(1, count))
+        for first in np.unique(np.linspace(0, (stop - count) // group, runs).astype(int)) * group:
+            yield self.rows(name, int(first), int(first) + count)
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:

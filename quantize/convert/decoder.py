@@ -1,7 +1,7 @@
 """Common parts of the decoder-only families: tensor names, shapes, rotary order, hyperparameters."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -158,8 +158,7 @@ def _plain(
         for chunk in source.chunks(full, total):
             yield to_f32(chunk) + np.float32(1) if shift else chunk
 
-    wants_f32, dtypes = _wants_f32(target, shape), frozenset({info.dtype})
-    return OutTensor(target, tuple(reversed(shape)), chunks, keep_f32=wants_f32, dtypes=dtypes)
+    return _of_one(source, full, target, shape, chunks)
 
 
 def _interleaved(source: Checkpoint, full: str, target: str, heads: int) -> OutTensor:
@@ -180,8 +179,21 @@ def _interleaved(source: Checkpoint, full: str, target: str, heads: int) -> OutT
             halves = chunk.reshape(-1, 2, size // 2, chunk.shape[1])
             yield halves.swapaxes(1, 2).reshape(chunk.shape)
 
-    wants_f32, dtypes = _wants_f32(target, info.shape), frozenset({info.dtype})
-    return OutTensor(target, tuple(reversed(info.shape)), chunks, keep_f32=wants_f32, dtypes=dtypes)
+    return _of_one(source, full, target, info.shape, chunks)
+
+
+def _of_one(
+    source: Checkpoint, full: str, target: str, shape: tuple[int, ...], chunks: Callable[[], Iterator[Array]]
+) -> OutTensor:
+    """A tensor made from a single one of the folder; `shape` is in C order."""
+    return OutTensor(
+        target,
+        tuple(reversed(shape)),
+        chunks,
+        keep_f32=_wants_f32(target, shape),
+        dtypes=frozenset({source.info(full).dtype}),
+        formats=frozenset({source.format_of(full)}),
+    )
 
 
 def _stacked(source: Checkpoint, layer: int, part: str, members: dict[int, str], rules: Rules) -> OutTensor:
@@ -204,8 +216,13 @@ def _stacked(source: Checkpoint, layer: int, part: str, members: dict[int, str],
         for name in ordered:
             yield from source.chunks(name, shape[0])
 
-    dtypes = frozenset(source.info(name).dtype for name in ordered)
-    return OutTensor(f"blk.{layer}.{target}.weight", (*reversed(shape), rules.num_experts), chunks, dtypes=dtypes)
+    return OutTensor(
+        f"blk.{layer}.{target}.weight",
+        (*reversed(shape), rules.num_experts),
+        chunks,
+        dtypes=frozenset(source.info(name).dtype for name in ordered),
+        formats=frozenset(source.format_of(name) for name in ordered),
+    )
 
 
 def _wants_f32(target: str, shape: tuple[int, ...]) -> bool:

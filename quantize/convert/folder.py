@@ -1,8 +1,10 @@
 """Converts a Hugging Face folder: combines recipe, vocabulary and general metadata, and streams the tensors."""
 
 import contextlib
+import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +15,7 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
-from quantize.convert.checkpoint import Checkpoint, bf16_to_f32, f32_to_bf16, text_config
+from quantize.convert.checkpoint import Checkpoint, SampledCheckpoint, bf16_to_f32, f32_to_bf16, text_config
 from quantize.convert.families import model_recipe
 from quantize.convert.tensor_map import Array, Metadata, OutTensor, Recipe
 from quantize.convert.vocabulary import (
@@ -33,6 +35,7 @@ from quantize.measurements import Step
 from quantize.native.encode import tokenize
 from quantize.native.eval_context import LoadFailed
 from quantize.native.reference import LoadCheck, check_loads
+from quantize.tensor_rules import allows_quantization
 from quantize.types import FloatType, ModelSpec, TensorSpec
 
 # llama.cpp's file type numbers for files that are mostly of one float type.
@@ -70,12 +73,17 @@ class ConversionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """Properties of the converted file before it is written: its size, and everything that a plan needs."""
+    """Properties of the converted file before it is written: its size, and everything that a plan needs.
+
+    `notes` and `formats` as in `ConversionResult`.
+    """
 
     float_type: str
     file_bytes: int
     header_bytes: int
     spec: ModelSpec
+    notes: tuple[str, ...] = ()
+    formats: dict[str, int] = {}
 
 
 def convert(request: ConvertRequest, send: Step) -> ConversionResult:
@@ -140,7 +148,54 @@ def prepare(request: ConvertRequest, send: Step) -> Prepared:
         num_experts=experts,
         tensors=tuple(TensorSpec(s.name, s.shape, s.qtype.name) for s in slots),
     )
-    return Prepared(float_type=qtype.name, file_bytes=file_bytes(head, slots), header_bytes=head, spec=spec)
+    return Prepared(
+        float_type=qtype.name,
+        file_bytes=file_bytes(head, slots),
+        header_bytes=head,
+        spec=spec,
+        notes=tuple(recipe.notes),
+        formats=source.formats,
+    )
+
+
+class SampledTensor(msgspec.Struct, frozen=True):
+    """A matrix of the converted file, of which some rows are read: `runs` yields them from each of its `matrices`.
+
+    Tensors that are `alike` have the same part in different layers, stored in the same format of few bits; empty
+    for a tensor that is stored as floats.
+    """
+
+    name: str
+    qtype: GgmlType
+    matrices: int
+    runs: Callable[[], Iterator[Array]]
+    alike: str = ""
+
+
+def sampled_tensors(folder: Path) -> tuple[SampledTensor, ...]:
+    """The matrices of a folder's conversion that can be quantized. Raises: same as `convert`."""
+    source = SampledCheckpoint(folder)
+    with _described_by(source.folder):
+        recipe = model_recipe(source)
+        slots = _slots(recipe, _float_type(source, "auto"), "auto")
+    found = []
+    for tensor, slot in zip(recipe.tensors, slots, strict=True):
+        if allows_quantization(TensorSpec(slot.name, slot.shape, slot.qtype.name)):
+            matrices = int(np.prod(slot.shape[2:], dtype=np.int64))
+            formats = sorted(tensor.formats - {""})
+            alike = f"{re.sub('[0-9]+', '', slot.name)} {slot.qtype.name} {formats}" if formats else ""
+            runs = partial(_sampled_floats, source, tensor, slot.qtype)
+            found.append(SampledTensor(slot.name, slot.qtype, matrices, runs, alike))
+    return tuple(found)
+
+
+def _sampled_floats(source: Checkpoint, tensor: OutTensor, qtype: GgmlType) -> Iterator[Array]:
+    """The values of the converted file as float32; none if F16 does not hold them."""
+    try:
+        for chunk in _encoded(source, tensor, qtype):
+            yield bf16_to_f32(chunk) if chunk.dtype == np.uint16 else chunk.astype(np.float32)
+    except _Overflow:
+        return
 
 
 def _write_header(path: Path, raw: bytes, slots: list[TensorSlot]) -> None:

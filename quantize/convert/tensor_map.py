@@ -41,7 +41,7 @@ class OutTensor:
 
     Chunks are (rows, shape[0]) arrays of float16, float32 or bfloat16 bits in uint16. `keep_f32` marks norms,
     biases and routers, which llama.cpp requires in float32. `dtypes` are the float types of its values in the
-    folder.
+    folder, `formats` the formats of few bits in which it stores them ("" for floats).
     """
 
     name: str
@@ -49,6 +49,7 @@ class OutTensor:
     chunks: Callable[[], Iterator[Array]] = field(repr=False)
     keep_f32: bool = False
     dtypes: frozenset[str] = frozenset()
+    formats: frozenset[str] = frozenset()
 
 
 @dataclass

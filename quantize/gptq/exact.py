@@ -10,6 +10,7 @@ Rows of tokens that were added after the training are on no grid. They are count
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -40,7 +41,7 @@ _ORDER_BLOCKS = 256  # blocks used to determine the usual code of the largest we
 
 
 class ExactRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Look for grids in the weights of `source`."""
+    """Look for grids in the weights of `source`: a GGUF file, or a folder that can be converted."""
 
     source: Path
 
@@ -57,23 +58,64 @@ class ExactTypes(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_exact_types(request: ExactRequest, send: Step) -> ExactTypes:
     """Test sampled rows of every quantizable tensor. Raises: BadFile: a value is not finite."""
+    if request.source.is_dir():
+        return _exact_types_of_folder(request.source, send)
     source = SourceWeights(request.source)
     names = [n for n in source.names if source.info(n).ggml_type in FLOAT_TYPES and quantizable(source, n)]
     types_by_name, added = {}, {}
     for at, name in enumerate(names):
         send(at, len(names), name)
-        dtype = source.info(name).ggml_type
-        is_table = name in TOKEN_TABLES
-        first = next(_samples(source, name, 2 * _FEWEST_ROWS if is_table else _FEWEST_ROWS))
-        # The first and last row of a table are the likeliest to be added, so one row is enough.
-        if any(exact_types(row, dtype) for row in (np.split(first, len(first)) if is_table else [first])):
-            sample = np.concatenate(list(_samples(source, name, _ROWS)))
-            if types := exact_types(sample, dtype, _MOST_ADDED if is_table else 0.0):
-                types_by_name[name] = types
-                if is_table and (count := _rows_on_no_grid(source, name, types[0])):
-                    added[name] = count
+        if types := _sampled_types(name, partial(_samples, source, name), source.info(name).ggml_type):
+            types_by_name[name] = types
+            if name in TOKEN_TABLES and (count := _rows_on_no_grid(source, name, types[0])):
+                added[name] = count
     send(len(names), len(names), "")
     return ExactTypes(types=types_by_name, added=added)
+
+
+def _exact_types_of_folder(folder: Path, send: Step) -> ExactTypes:
+    """Test rows of a folder before it is converted; of tensors that are stored alike in few bits only the first.
+
+    Rows of added tokens are not counted.
+    """
+    # A job starts a child process for each tensor; these imports would be two fifths of its start time.
+    from quantize.convert.folder import SampledTensor, sampled_tensors
+
+    def samples(tensor: SampledTensor, most: int) -> Iterator[Floats]:
+        for rows in tensor.runs():
+            yield rows[_spread(len(rows), most // tensor.matrices)]
+
+    tensors = sampled_tensors(folder)
+    types: dict[str, tuple[str, ...]] = {}
+    by_kind: dict[str, tuple[str, ...]] = {}
+    for at, tensor in enumerate(tensors):
+        send(at, len(tensors), tensor.name)
+        kind = tensor.alike or tensor.name
+        if kind not in by_kind:
+            by_kind[kind] = _sampled_types(tensor.name, partial(samples, tensor), tensor.qtype)
+        if by_kind[kind]:
+            types[tensor.name] = by_kind[kind]
+    send(len(tensors), len(tensors), "")
+    return ExactTypes(types=types)
+
+
+def _sampled_types(name: str, samples: Callable[[int], Iterator[Floats]], dtype: GgmlType) -> tuple[str, ...]:
+    """The types that hold a tensor without loss. A few rows exclude most tensors; of the others more are tested."""
+    is_table = name in TOKEN_TABLES
+    first = next(samples(2 * _FEWEST_ROWS if is_table else _FEWEST_ROWS), None)
+    if first is None:
+        return ()
+    # The first and last row of a table are the likeliest to be added, so one row is enough.
+    if not any(exact_types(row, dtype) for row in (np.split(first, len(first)) if is_table else [first])):
+        return ()
+    return exact_types(np.concatenate(list(samples(_ROWS))), dtype, _MOST_ADDED if is_table else 0.0)
+
+
+def _spread(rows: int, most: int) -> npt.NDArray[np.intp]:
+    """Numbers of rows from the first to the last, as many as are sampled."""
+    count = min(rows, max(_FEWEST_ROWS, most))
+    numbers: npt.NDArray[np.intp] = np.unique(np.linspace(0, rows - 1, count).round().astype(np.intp))
+    return numbers
 
 
 def _rows_on_no_grid(source: SourceWeights, name: str, qtype: str) -> int:
@@ -89,8 +131,7 @@ def _rows_on_no_grid(source: SourceWeights, name: str, qtype: str) -> int:
 def _samples(source: SourceWeights, name: str, most: int) -> Iterator[Floats]:
     """Rows of every matrix: some experts can be on a grid and others not."""
     matrices, rows, _ = source.shape(name)
-    count = min(rows, max(_FEWEST_ROWS, most // matrices))
-    picked = np.unique(np.linspace(0, rows - 1, count).round().astype(np.intp))
+    picked = _spread(rows, most // matrices)
     for matrix in range(matrices):
         yield source.rows(name, matrix, picked)
 

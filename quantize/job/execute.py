@@ -360,10 +360,13 @@ class _Job:
         task = ConvertRequest(folder=self.request.source, out=self.output.path)
         with self.phases.phase("prepare"):
             prepared = answer_of(Prepared, "prepare", task, self.on_progress, self.cancelled)
-        self.warnings.append(_EXPECTED)
+        self.warnings += (*prepared.notes, _EXPECTED)
+        self.formats = prepared.formats
         self._spend(prepared.spec, prepared.file_bytes)
         head = prepared.header_bytes + provenance_bytes()
-        question = plan_input(self.request, self.rounding, prepared.spec, head, None, None, ExactTypes(types={}))
+        with self.phases.phase("read"):
+            self.exact = exact_types_of(self.request, self.request.source, self.on_progress, self.cancelled)
+        question = plan_input(self.request, self.rounding, prepared.spec, head, None, None, self.exact)
         return self._planned(question, "", prepared.file_bytes)
 
     def _create(

@@ -68,16 +68,17 @@ def exact_types_of(
 ) -> ExactTypes:
     """The tensors whose weights already lie on a grid, with the types that hold them without loss.
 
-    Empty if llama-quantize's own bytes were requested. Cached for the source's path, size and time.
+    Empty if llama-quantize's own bytes were requested. Cached for a file's path, size and time.
 
     Raises: Unreadable. Same as `quantize.child.run_task`.
     """
     if request.rounding == Rounding.STOCK and request.plan is None:
         return ExactTypes(types={})
-    exact = cached_result("grids", source, request.cache_dir, ExactTypes)
+    exact = None if source.is_dir() else cached_result("grids", source, request.cache_dir, ExactTypes)
     if exact is None:
         exact = answer_of(ExactTypes, "exact", ExactRequest(source=source), on_progress, cancelled)
-        cache_result("grids", source, request.cache_dir, exact)
+        if not source.is_dir():  # sampled more coarsely than its conversion
+            cache_result("grids", source, request.cache_dir, exact)
     return exact
 
 

@@ -18,7 +18,10 @@ from quantize.convert.tensor_map import OutTensor
 from quantize.errors import BadFile, BadWeights, UnsupportedModel
 from quantize.ggml_types import GgmlType
 from quantize.gptq.exact import ExactRequest, find_exact_types, pack_exactly
+from quantize.job.execute import quantize
+from quantize.job.request import QuantizeRequest
 from quantize.native.source_weights import SourceWeights
+from quantize.types import CALIBRATION, HELD_OUT, SizeTarget
 
 SPARK_HF = Path("tests/data/spark-hf")
 ROWS, COLUMNS = 48, 64
@@ -495,10 +498,8 @@ def in_shards(folder: Path, tensors: Stored, config: dict) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
 
 
-@pytest.mark.native
-def test_a_folder_of_int4_becomes_a_file_whose_grid_is_kept(tmp_path):
+def int4_folder(folder: Path) -> Path:
     """The bundled model, its layers in compressed-tensors' 4 bits."""
-    folder = tmp_path / "model"
     tensors, config = bundled(folder)
     for name, (_, values) in list(tensors.items()):
         if ".layers." not in name or values.ndim != 2:
@@ -511,8 +512,12 @@ def test_a_folder_of_int4_becomes_a_file_whose_grid_is_kept(tmp_path):
         tensors |= {f"{base}.weight_packed": ("I32", nibbles(codes)), f"{base}.weight_scale": ("BF16", scales)}
     weights = {"num_bits": 4, "group_size": 32}
     config["quantization_config"] = {"config_groups": {"group_0": {"weights": weights}}}
-    write(folder, tensors, config)
-    out = tmp_path / "out.gguf"
+    return write(folder, tensors, config)
+
+
+@pytest.mark.native
+def test_a_folder_of_int4_becomes_a_file_whose_grid_is_kept(tmp_path):
+    folder, out = int4_folder(tmp_path / "model"), tmp_path / "out.gguf"
     done = convert(ConvertRequest(folder=folder, out=out), lambda *_: None)
     assert done.float_type == "BF16"
     assert "4-bit integers: what that lost cannot be restored" in done.notes[0]
@@ -521,6 +526,47 @@ def test_a_folder_of_int4_becomes_a_file_whose_grid_is_kept(tmp_path):
     assert layers
     assert {n for n in exact if n.startswith("blk.")} == set(layers)
     assert all(types[0] == "Q4_0" for types in exact.values())
+    found = find_exact_types(ExactRequest(source=folder), lambda *_: None).types
+    assert {n: types[0] for n, types in found.items()} == dict.fromkeys(exact, "Q4_0")
+
+
+@pytest.mark.native
+@pytest.mark.process
+def test_a_plan_of_a_folder_knows_its_grid_before_the_conversion(tmp_path):
+    request = QuantizeRequest(
+        source=int4_folder(tmp_path / "model"),
+        out=tmp_path / "out.gguf",
+        goal=SizeTarget(kind="bpw", bpw=8.0),
+        calibration=CALIBRATION,
+        held_out=HELD_OUT,
+        cache_dir=tmp_path / "cache",
+        tier="instant",
+        plan_only=True,
+    )
+    report = quantize(request, lambda _: None, lambda: False)
+    layers = [t for t in report.plan.tensors if t.name.startswith("blk.") and "norm" not in t.name]
+    assert layers
+    assert {(t.qtype, t.exact) for t in layers} == {("Q4_0", "Q4_0")}
+    assert "weights are stored as 4-bit integers" in " ".join(report.warnings)
+    assert report.formats == {"4-bit integers": len(layers)}
+
+
+@pytest.mark.native
+def test_a_folder_on_a_grid_is_found_by_the_rows_of_each_layer(tmp_path):
+    """Floats trained for 4 bits: the heads of q and k are permuted, and one layer is on no grid."""
+    tensors, config = bundled(tmp_path / "model")
+    for name, (_, values) in list(tensors.items()):
+        if ".layers." in name and values.ndim == 2 and ".layers.1." not in name:
+            blocks = values.astype(np.float32).reshape(-1, 32)
+            steps = bf16_to_f32(bf16(np.abs(blocks).max(axis=1, keepdims=True) / 7))
+            trained = (np.clip(np.rint(blocks / steps), -7, 7) * steps).reshape(values.shape)
+            tensors[name] = ("BF16", bf16(trained))
+    write(tmp_path / "model", tensors, config)
+    found = find_exact_types(ExactRequest(source=tmp_path / "model"), lambda *_: None).types
+    planned = prepare(ConvertRequest(folder=tmp_path / "model", out=tmp_path / "out.gguf"), lambda *_: None)
+    layers = [t.name for t in planned.spec.tensors if t.name.startswith("blk.") and "norm" not in t.name]
+    assert sorted(found) == sorted(n for n in layers if not n.startswith("blk.1."))
+    assert {types[0] for types in found.values()} == {"Q4_0"}
 
 
 @pytest.mark.native
