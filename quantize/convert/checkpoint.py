@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from quantize.convert.low_precision import FLOAT_DTYPES, Packed, packed_weights
+from quantize.convert.low_precision import packed_weights, quantization_settings
+from quantize.convert.small_floats import FLOAT_DTYPES, Packed
 from quantize.errors import BadFile, BadWeights, IncompleteFile, UnsupportedModel
 from quantize.files.byte_source import FileSource
 from quantize.files.json_file import read_json
@@ -27,7 +28,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F32": np.dtype("<f4"), "I32": np.dtype("<i4"),
     "I64": np.dtype("<i8"), "I8": np.dtype("i1"), "U8": np.dtype("u1"), "F8_E4M3": np.dtype("u1"),
     "F8_E5M2": np.dtype("u1"), "F8_E4M3FNUZ": np.dtype("u1"), "F8_E5M2FNUZ": np.dtype("u1"),
-    "F8_E8M0": np.dtype("u1"),
+    "F8_E8M0": np.dtype("u1"), "U32": np.dtype("<u4"),
 }  # fmt: skip
 
 
@@ -46,6 +47,8 @@ class Checkpoint:
         self._where = model.tensors()
         self.file_bytes = model.file_bytes
         self.shards = tuple(Path(f.name) for f in model.files)
+        # The tensors of one weight in few bits, which each chunk of its rows needs whole.
+        self._expanded, self._whole = "", dict[str, Array]()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -61,7 +64,10 @@ class Checkpoint:
     @cached_property
     def _packed(self) -> tuple[dict[str, Packed], frozenset[str]]:
         infos = {name: info for name, (_, info) in self._where.items()}
-        return packed_weights(str(self.folder), infos, self.config, self._stored)
+        config = self.config
+        if not quantization_settings(config) and (earlier := self.optional_json("quantize_config.json")):
+            config = {**config, "quantization_config": earlier}  # as AutoGPTQ once stored its settings
+        return packed_weights(str(self.folder), infos, config, self._stored)
 
     def info(self, name: str) -> SafetensorInfo:
         """A tensor's header entry. Raises: BadFile: no such tensor."""
@@ -75,6 +81,11 @@ class Checkpoint:
         """The format of few bits in which a tensor is stored; empty for floats."""
         packed = self._packed[0].get(name)
         return packed.what if packed else ""
+
+    @property
+    def quantization(self) -> str:
+        """The name of the quantization that the configuration states; empty without one."""
+        return str(quantization_settings(self.config).get("quant_method") or "")[:40]
 
     def has(self, name: str) -> bool:
         """Whether the tensor exists."""
@@ -92,6 +103,8 @@ class Checkpoint:
             if info.dtype not in FLOAT_DTYPES:
                 raise UnsupportedModel(str(self.folder), f"{name} is stored as {info.dtype}")
             return self._read(name, slice(start, stop))
+        if name != self._expanded:
+            self._expanded, self._whole = name, {}
         try:
             values = packed.rows(slice(start, stop))
         except (IndexError, ValueError) as error:  # numbers of groups and blocks are untrusted
@@ -106,9 +119,12 @@ class Checkpoint:
         """Some rows of a stored matrix, or the whole tensor in its shape."""
         if part is not None:
             return self._read(name, part)
-        info = self._where[name][1]
-        width = info.shape[-1] if info.shape else 1
-        return self._read(name, slice(0, info.num_values // max(1, width))).reshape(info.shape)
+        if name not in self._whole:
+            info = self._where[name][1]
+            width = info.shape[-1] if info.shape else 1
+            whole = self._read(name, slice(0, info.num_values // max(1, width)))
+            self._whole[name] = whole.reshape(info.shape)
+        return self._whole[name]
 
     def _read(self, name: str, part: slice) -> Array:
         file, info = self._where[name]

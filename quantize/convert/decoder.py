@@ -138,7 +138,9 @@ def _single(source: Checkpoint, full: str, name: str, rules: Rules) -> OutTensor
     match = _LAYER_NAME.match(name)
     target = rules.layer_names.get(match.group(2), "") if match else ""
     if not match or not target:
-        raise UnsupportedModel(str(source.folder), f"no rule for the tensor {full!r}")
+        stated = f" (config.json states that it is quantized with {source.quantization})"
+        reason = f"no rule for the tensor {full!r}{stated if source.quantization else ''}"
+        raise UnsupportedModel(str(source.folder), reason)
     layer, inner, ending = match.groups()
     out = f"blk.{layer}.{target}.{ending}"
     heads = rules.rotary_heads.get(inner)

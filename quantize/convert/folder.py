@@ -178,15 +178,15 @@ def sampled_tensors(folder: Path) -> tuple[SampledTensor, ...]:
     with _described_by(source.folder):
         recipe = model_recipe(source)
         slots = _slots(recipe, _float_type(source, "auto"), "auto")
-    found = []
+    tensors = []
     for tensor, slot in zip(recipe.tensors, slots, strict=True):
         if allows_quantization(TensorSpec(slot.name, slot.shape, slot.qtype.name)):
             matrices = int(np.prod(slot.shape[2:], dtype=np.int64))
             formats = sorted(tensor.formats - {""})
             alike = f"{re.sub('[0-9]+', '', slot.name)} {slot.qtype.name} {formats}" if formats else ""
             runs = partial(_sampled_floats, source, tensor, slot.qtype)
-            found.append(SampledTensor(slot.name, slot.qtype, matrices, runs, alike))
-    return tuple(found)
+            tensors.append(SampledTensor(slot.name, slot.qtype, matrices, runs, alike))
+    return tuple(tensors)
 
 
 def _sampled_floats(source: Checkpoint, tensor: OutTensor, qtype: GgmlType) -> Iterator[Array]:

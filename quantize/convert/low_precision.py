@@ -1,126 +1,59 @@
 """Weights that a folder stores in few bits, expanded to the floats that the format's own library computes.
 
-FP8 (one scale for the tensor, a row or a block, or none), MXFP4, NVFP4, integers of compressed-tensors, GPTQ, AWQ
-and bitsandbytes. Values are multiplied in float32 and rounded once to the type that the library returns, so that
-they are the library's to the last bit.
+Floats of 8 and 4 bits (`small_floats`), integers of compressed-tensors, GPTQ, AutoRound, AWQ and MLX, BitNet and
+bitsandbytes. Values are multiplied in float32 and rounded once to the type that the library returns, so that they
+are the library's to the last bit.
 
-Sources: transformers, integrations/finegrained_fp8.py; compressed_tensors, quantization/lifecycle/forward.py and
-compressors; gptqmodel, nn_modules/qlinear/__init__.py; awq, utils/packing_utils.py; bitsandbytes, functional.py;
-NVIDIA ModelOpt, torch/quantization/qtensor/nvfp4_tensor.py.
+Sources: compressed_tensors, quantization/lifecycle/forward.py and compressors; gptqmodel,
+nn_modules/qlinear/__init__.py and utils/model.py; auto_round_extension, torch/qlinear_torch.py and
+qlinear_torch_zp.py; awq, utils/packing_utils.py; transformers, integrations/bitnet.py; bitsandbytes, functional.py.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal
+import re
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from devices.msgspec_lock import learned
+from quantize.convert.small_floats import (
+    FLOAT_DTYPES,
+    FP8_TABLES,
+    Array,
+    BlockScales,
+    FewBitFolder,
+    Floats,
+    Packed,
+    Read,
+    cast,
+    fp4,
+    fp8,
+    group_numbers,
+    is_cast,
+    matrix_shape,
+    setting_of_groups,
+)
 from quantize.errors import BadWeights, UnsupportedModel
 from quantize.files.safetensors_file import SafetensorInfo
 
-Array = np.ndarray[Any, Any]
-Floats = npt.NDArray[np.float32]
-# Reads some rows of a stored matrix; None: all of a tensor, in its shape. BF16 is uint16, 8-bit floats are uint8.
-Read = Callable[[str, slice | None], Array]
-
-_FP4: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-# Weights that share a scale, by the type of the scales: NVFP4 and MXFP4.
-_FP4_GROUPS: Final = {"F8_E4M3": 16, "U8": 32, "F8_E8M0": 32}
-# Rows and columns that share a scale if a folder does not state them. Source: transformers, FineGrainedFP8Config.
-_USUAL_BLOCK: Final = (128, 128)
 _INT32_BITS: Final = 32
 _AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)  # columns of the eight 4-bit values of an integer, lowest bits first
 _INT8_STEPS: Final = 127  # largest code of bitsandbytes' rows
-_E8M0_BIAS: Final = 127
+_TERNARY_IN_BYTE: Final = 4
 # Endings of tensors that only describe others.
 _SIDE: Final = (
     "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "weight_zero_point",
     "weight_shape", "weight_g_idx", "input_scale", "input_global_scale", "input_zero_point", "activation_scale",
-    "output_scale", "g_idx", "qzeros", "scales", "SCB", "weight_format", "weight.absmax",
-    "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map", "weight.quant_state.bitsandbytes__nf4",
-    "weight.quant_state.bitsandbytes__fp4",
+    "output_scale", "output_zero_point", "_weight_scale", "g_idx", "qzeros", "scales", "biases", "SCB",
+    "weight_format", "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map",
+    "weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4",
 )  # fmt: skip
-_CACHE_SCALES: Final = (".k_scale", ".v_scale", ".q_scale", ".k_proj.output_scale", ".v_proj.output_scale")
-_MODULE_ENDINGS: Final = {"weight_packed", "qweight"}  # stored in place of `weight`
-
-
-def fp8_values(exponent_bits: int, bias: int, nan: Literal["like F32", "largest", "minus zero"]) -> Floats:
-    """The 256 values of an 8-bit float; `nan` is where NaN is. Only "like F32" also has infinity."""
-    fraction_bits = 7 - exponent_bits
-    codes = np.arange(256)
-    exponents, fractions = codes >> fraction_bits & (1 << exponent_bits) - 1, codes & (1 << fraction_bits) - 1
-    normal = np.ldexp(1 + fractions / (1 << fraction_bits), exponents - bias)
-    small = np.ldexp(fractions / (1 << fraction_bits), 1 - bias)
-    values = np.where(exponents > 0, normal, small)
-    if nan == "largest":
-        values[codes & 127 == 127] = np.nan
-    elif nan == "minus zero":
-        values[codes == 128] = np.nan
-    else:
-        top = exponents == (1 << exponent_bits) - 1
-        values[top] = np.where(fractions[top] == 0, np.inf, np.nan)
-    signed: Floats = np.where(codes < 128, values, -values).astype(np.float32)
-    return signed
-
-
-_TABLES: Final = {
-    "F8_E4M3": fp8_values(4, 7, "largest"),
-    "F8_E5M2": fp8_values(5, 15, "like F32"),
-    "F8_E4M3FNUZ": fp8_values(4, 8, "minus zero"),
-    "F8_E5M2FNUZ": fp8_values(5, 16, "minus zero"),
-}
-FLOAT_DTYPES: Final = ("F32", "F16", "BF16")
-
-
-class Packed(msgspec.Struct, frozen=True):
-    """A weight stored in few bits: name, shape and float type of its values, and a function that expands rows.
-
-    `stored` is the tensor with its codes, `what` the format's name for people.
-    """
-
-    info: SafetensorInfo
-    stored: str
-    what: str
-    rows: Callable[[slice], Floats]
-
-
-class _Folder(msgspec.Struct, frozen=True):
-    """The headers of a folder's tensors, and its quantization settings."""
-
-    where: str
-    tensors: Mapping[str, SafetensorInfo]
-    settings: Mapping[str, Any]
-    dtype: str
-    read: Read
-
-    def has(self, name: str) -> bool:
-        return name in self.tensors
-
-    def floats(self, name: str, part: slice | None = None) -> Floats:
-        """Scales of any float type as float32."""
-        dtype = self.tensors[name].dtype
-        values = self.read(name, part)
-        if dtype == "BF16":
-            return (values.astype(np.uint32) << 16).view(np.float32)
-        if dtype in _TABLES:
-            return _TABLES[dtype][values]
-        if dtype in {"F8_E8M0", "U8"}:
-            return np.ldexp(np.float32(1), values.astype(np.int32) - _E8M0_BIAS)
-        if dtype not in {"F16", "F32"}:
-            raise UnsupportedModel(self.where, f"{name} is stored as {dtype}")
-        floats: Floats = values.astype(np.float32)
-        return floats
-
-    def packed(self, stored: str, shape: tuple[int, ...], scale: str, what: str, rows: Any) -> Packed:
-        """A weight of this shape; its values have the type of a 16-bit scale, else that of the folder."""
-        scale_dtype = self.tensors[scale].dtype if scale in self.tensors else ""
-        dtype = scale_dtype if scale_dtype in {"F16", "BF16"} else self.dtype
-        of = self.tensors[stored]
-        num = int(np.prod(shape, dtype=np.int64))
-        size = 4 if dtype == "F32" else 2
-        return Packed(SafetensorInfo(_weight_name(stored), dtype, shape, of.offset, num * size), stored, what, rows)
+_CACHE_SCALES: Final = (
+    ".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale",
+)  # fmt: skip
+_MODULE_ENDINGS: Final = {"weight_packed", "qweight", "_weight_qdata"}  # stored in place of `weight`
 
 
 def packed_weights(
@@ -130,22 +63,21 @@ def packed_weights(
 
     Raises: UnsupportedModel: a format that cannot be read. BadWeights: sizes that do not fit together.
     """
-    inner = config.get("text_config")
-    levels = (config, inner) if isinstance(inner, dict) else (config,)
-    stated = (level.get(key) for level in levels for key in ("quantization_config", "compression_config"))
-    settings = next((settings for settings in stated if settings and isinstance(settings, dict)), {})
-    folder = _Folder(where, tensors, settings, _float_dtype(config), read)
+    folder = FewBitFolder(where, tensors, quantization_settings(config), _float_dtype(config), read)
     _check_transforms(folder)
-    if _is_cast(folder):
-        cast = {name: _cast(folder, info) for name, info in tensors.items() if info.dtype in _TABLES}
-        return cast, frozenset(cast)
+    if is_cast(folder):
+        whole = {name: cast(folder, info) for name, info in tensors.items() if info.dtype in FP8_TABLES}
+        return whole, frozenset(whole)
     weights: dict[str, Packed] = {}
     used: set[str] = set()
     for name, info in tensors.items():
         base, _, ending = name.rpartition(".")
-        if not (ending in _MODULE_ENDINGS or (ending == "weight" and info.dtype not in {*FLOAT_DTYPES, "F64"})):
+        base = f"{base}." if base else ""
+        # bitsandbytes may store bytes as floats of 16 bits.
+        few_bits = info.dtype not in {*FLOAT_DTYPES, "F64"} or f"{base}weight.absmax" in tensors
+        if not (ending in _MODULE_ENDINGS or (ending == "weight" and few_bits)):
             continue
-        packed = _of_one(folder, f"{base}." if base else "", name, info)
+        packed = _of_one(folder, base, name, info)
         weights[packed.info.name] = packed
         used.add(name)
     for name in weights:
@@ -153,10 +85,19 @@ def packed_weights(
         used |= {f"{base}{side}" for side in _SIDE}
     if weights:
         used |= {n for n in tensors if n.endswith(_CACHE_SCALES)}
-    return weights, frozenset(used & tensors.keys())
+    return weights, frozenset((used | _added_biases(folder, weights)) & tensors.keys())
 
 
-def _check_transforms(folder: _Folder) -> None:
+def quantization_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of a quantized folder; empty without any."""
+    inner = config.get("text_config")
+    levels = (config, inner) if isinstance(inner, dict) else (config,)
+    keys = ("quantization_config", "compression_config", "quantization")  # the last is MLX's
+    stated = (level.get(key) for level in levels for key in keys)
+    return next((settings for settings in stated if settings and isinstance(settings, dict)), {})
+
+
+def _check_transforms(folder: FewBitFolder) -> None:
     """Raises: UnsupportedModel: inputs must be rotated when the model runs (QuIP, SpinQuant)."""
     transforms = folder.settings.get("transform_config")
     schemes = transforms.get("config_groups") if isinstance(transforms, dict) else None
@@ -175,187 +116,89 @@ def _float_dtype(config: Mapping[str, Any]) -> str:
     return {"float16": "F16", "float32": "F32"}.get(str(stated).removeprefix("torch."), "BF16")
 
 
-def _weight_name(stored: str) -> str:
-    base, _, _ = stored.rpartition(".")
-    return f"{base}.weight" if base else "weight"
+def _added_biases(folder: FewBitFolder, weights: Mapping[str, Packed]) -> set[str]:
+    """Biases of zeros, which AutoGPTQ adds to all layers; the model has none, and llama.cpp refuses them."""
+    names_of_part: dict[str, list[str]] = {}
+    for weight in weights.values():
+        bias = f"{weight.info.name.removesuffix('weight')}bias"
+        if weight.stored.endswith("qweight") and folder.has(bias):
+            names_of_part.setdefault(re.sub("[0-9]+", "", bias), []).append(bias)
+    return {
+        name
+        for names in names_of_part.values()
+        if not any(folder.floats(bias).any() for bias in names)
+        for name in names
+    }
 
 
-def _of_one(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed:
+def _of_one(folder: FewBitFolder, base: str, name: str, info: SafetensorInfo) -> Packed:
     """One weight, decoded with its scales and similar tensors, which have the same base name."""
-    if info.dtype in _TABLES:
-        return _fp8(folder, base, name, info)
+    if info.dtype in FP8_TABLES:
+        return fp8(folder, base, name, info)
     if name.endswith(".qweight"):
-        if folder.has(f"{base}scales"):
+        if folder.has(f"{base}scales") and info.dtype != "U8":  # bytes of FP-Quant
             return (_awq if _is_awq(folder, base, name) else _gptq)(folder, base, name, info)
     else:
-        for dtype, companion, read in (
-            ("U8", "weight.absmax", _bitsandbytes),
-            ("I8", "SCB", _int8_rows),
-            ("I8", "weight_scale", _integers),
-            ("I32", "weight_scale", _packed_integers),
-            ("U8", "weight_scale", _fp4),
+        for dtype, ending, companion, read in (
+            (info.dtype, "weight", "weight.absmax", _bitsandbytes),
+            ("I8", "weight", "SCB", _int8_rows),
+            ("I8", "weight", "weight_scale", _integers),
+            ("I32", "weight_packed", "weight_scale", _packed_integers),
+            ("U32", "weight", "scales", _mlx),
+            ("U8", "", "weight_scale", _ternary if folder.method == "bitnet" else fp4),
         ):
-            if info.dtype == dtype and folder.has(base + companion):
+            if info.dtype == dtype and name.endswith(ending) and folder.has(base + companion):
                 return read(folder, base, name, info)
-    method = str(folder.settings.get("quant_method") or folder.settings.get("format") or "unknown")[:40]
+    method = folder.method or "unknown"
     reason = f"{name} is quantized in a way that cannot be read ({method}, stored as {info.dtype})"
     raise UnsupportedModel(folder.where, reason)
-
-
-def _is_awq(folder: _Folder, base: str, name: str) -> bool:
-    """Whether words are in AWQ's order, otherwise in GPTQ's. AutoRound writes both."""
-    method = str(folder.settings.get("quant_method") or "")
-    if not method:  # older folders have their settings elsewhere; only AWQ packs along the outputs
-        return folder.tensors[name].shape[-1:] != folder.tensors[f"{base}scales"].shape[-1:]
-    if "auto-round" not in method:
-        return method == "awq"
-    layout = str(folder.settings.get("packing_format")).lower().rpartition(":")[2]
-    _check_layout(folder, name, layout, ("auto_gptq", "auto_awq"))
-    return layout == "auto_awq"
-
-
-# Floats of 8 and 4 bits.
-
-
-def _is_cast(folder: _Folder) -> bool:
-    """Whether 8-bit floats are the weights themselves: the folder has neither settings nor scales."""
-    stored = {info.dtype for info in folder.tensors.values()}
-    return bool(stored & _TABLES.keys()) and not folder.settings and not any("scale" in n for n in folder.tensors)
-
-
-def _cast(folder: _Folder, info: SafetensorInfo) -> Packed:
-    """A tensor of any shape whose codes are its values; F16 and BF16 represent all of them."""
-    table = _TABLES[info.dtype]
-    weight = folder.packed(info.name, info.shape, "", "FP8", lambda part: table[folder.read(info.name, part)])
-    return msgspec.structs.replace(weight, info=msgspec.structs.replace(weight.info, name=info.name))
-
-
-def _fp8(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed:
-    scale = next((n for n in (f"{base}weight_scale_inv", f"{base}weight_scale") if folder.has(n)), None)
-    table = _TABLES[info.dtype]
-    rows_, columns = _two(folder, name, info.shape)
-    if scale is None:
-        raise BadWeights(folder.where, name, "its scale is missing (weight_scale or weight_scale_inv)")
-    size = _block_of(folder, scale, (rows_, columns))
-
-    def rows(part: slice) -> Floats:
-        scales = folder.floats(scale).reshape(_grid_shape(size, rows_, columns))
-        values = table[folder.read(name, part)]
-        expanded: Floats = values * _spread(scales, size, part, columns)
-        return expanded
-
-    return folder.packed(name, info.shape, scale, "FP8", rows)
-
-
-def _two(folder: _Folder, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-    if len(shape) != 2:
-        raise BadWeights(folder.where, name, f"a quantized weight of shape {shape}, not a matrix")
-    return shape[0], shape[1]
-
-
-def _grid_shape(size: tuple[int, int], rows: int, columns: int) -> tuple[int, int]:
-    return -(-rows // size[0]), -(-columns // size[1])
-
-
-def _block_of(folder: _Folder, scale: str, shape: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns that share a scale."""
-    rows, columns = shape
-    scale_shape = folder.tensors[scale].shape
-    stated = folder.settings.get("weight_block_size") or _group(folder, "block_structure")
-    if isinstance(stated, str):  # "128x128" in older files of compressed-tensors
-        stated = [int(n) for n in stated.split("x") if n.isdecimal()]
-    count = int(np.prod(scale_shape, dtype=np.int64))
-    sizes = [(rows, columns), (1, columns)]
-    if isinstance(stated, list) and len(stated) == 2 and all(isinstance(n, int) and n > 0 for n in stated):
-        sizes.insert(0, (stated[0], stated[1]))
-    elif len(scale_shape) == 2 and all(scale_shape):
-        # The last block of a row or column may be smaller, so equal blocks are only a second guess.
-        sizes.append(_USUAL_BLOCK)
-        if rows % scale_shape[0] == 0 == columns % scale_shape[1]:
-            sizes.append((rows // scale_shape[0], columns // scale_shape[1]))
-    for size in sizes:
-        if np.prod(_grid_shape(size, rows, columns)) == count and (
-            len(scale_shape) < 2 or count == 1 or _grid_shape(size, rows, columns) == scale_shape
-        ):
-            return size
-    raise BadWeights(folder.where, scale, f"{scale_shape} scales do not divide a weight of {rows} x {columns}")
-
-
-def _group(folder: _Folder, key: str) -> Any:
-    """A setting of compressed-tensors' weights; the same for all groups of layers."""
-    groups = folder.settings.get("config_groups")
-    for group in groups.values() if isinstance(groups, dict) else ():
-        weights = group.get("weights") if isinstance(group, dict) else None
-        if isinstance(weights, dict) and weights.get(key) is not None:
-            return weights[key]
-    return None
-
-
-def _spread(scales: Floats, size: tuple[int, int], part: slice, columns: int) -> Floats:
-    """The scale of each weight of some rows."""
-    mine = scales[np.arange(part.start, part.stop) // size[0]]
-    return mine if mine.shape[1] == 1 else np.repeat(mine, size[1], axis=1)[:, :columns]
-
-
-def _fp4(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed:
-    """MXFP4 and NVFP4: two codes in a byte, the first in its low half."""
-    scale = f"{base}weight_scale"
-    divisor, factor = f"{base}weight_global_scale", f"{base}weight_scale_2"
-    rows_, half = _two(folder, name, info.shape)
-    stored = folder.tensors[scale]
-    groups = stored.shape[-1] if stored.shape else 0
-    if len(stored.shape) != 2 or stored.shape[0] != rows_ or not groups or 2 * half % groups:
-        reason = f"{stored.shape} scales do not divide a weight of {rows_} x {2 * half}"
-        raise BadWeights(folder.where, scale, reason)
-    size = 2 * half // groups
-    if size != _FP4_GROUPS.get(stored.dtype):
-        reason = f"{name} has groups of {size} with scales of {stored.dtype}; MXFP4 and NVFP4 can be read"
-        raise UnsupportedModel(folder.where, reason)
-    if stored.dtype == "F8_E4M3" and not (folder.has(divisor) or folder.has(factor)):
-        raise BadWeights(folder.where, name, "its scale is missing (weight_global_scale or weight_scale_2)")
-
-    def rows(part: slice) -> Floats:
-        scales = folder.floats(scale, part)
-        if folder.has(divisor):
-            scales = scales / folder.floats(divisor).reshape(-1)[0]
-        elif folder.has(factor):
-            scales = scales * folder.floats(factor).reshape(-1)[0]
-        packed = folder.read(name, part)
-        codes = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1).reshape(len(packed), -1)
-        values: Floats = (_FP4[codes].reshape(len(packed), groups, size) * scales[:, :, None]).astype(np.float32)
-        return values.reshape(len(packed), -1)
-
-    what = f"{'NV' if stored.dtype == 'F8_E4M3' else 'MX'}FP4"
-    return folder.packed(name, (rows_, 2 * half), "", what, rows)
 
 
 # Integers.
 
 
-def unpack_integers(packed: Array, bits: int) -> npt.NDArray[np.int32]:
-    """Unsigned values of some bits, lowest first, along a new last axis merged with the old one."""
-    shifts = np.arange(0, _INT32_BITS, bits, dtype=np.uint32)
-    values = (packed.view(np.uint32)[..., None] >> shifts) & np.uint32((1 << bits) - 1)
-    return values.reshape(*packed.shape[:-1], -1).astype(np.int32)
+def unpack_integers(packed: Array, bits: int, *, dense: bool = True) -> npt.NDArray[np.int32]:
+    """Unsigned values of some bits, lowest first, along a new last axis merged with the old one.
 
-
-def _bits(folder: _Folder, key: str, words: int, values: int) -> int:
-    """Bits of a value: `values` (0: unknown) are stored in `words`; settings may differ between layers.
-
-    Only bits that fill an integer can be read.
+    If no whole number of them fills a word, they continue in the next one (`dense`) or leave its last bits unused.
     """
-    stated = folder.settings.get("bits") or folder.settings.get("w_bit") or _group(folder, "num_bits")
-    fitting = [n for n in (2, 4, 8) if not values or -(-values * n // _INT32_BITS) == words]
+    words, mask = packed.view(np.uint32), (1 << bits) - 1
+    if _INT32_BITS % bits == 0 or not dense:
+        shifts = np.arange(_INT32_BITS // bits, dtype=np.uint32) * np.uint32(bits)
+        values = (words[..., None] >> shifts) & np.uint32(mask)
+        return values.reshape(*packed.shape[:-1], -1).astype(np.int32)
+    count = packed.shape[-1]
+    starts = np.arange(count * _INT32_BITS // bits) * bits
+    first = starts // _INT32_BITS
+    pairs = words[..., first].astype(np.uint64)
+    pairs |= words[..., np.minimum(first + 1, count - 1)].astype(np.uint64) << np.uint64(_INT32_BITS)
+    return (pairs >> (starts % _INT32_BITS).astype(np.uint64) & np.uint64(mask)).astype(np.int32)
+
+
+def _words(values: int, bits: int, *, dense: bool = True) -> int:
+    """Number of words that hold so many values."""
+    return -(-values * bits // _INT32_BITS) if dense else -(-values // (_INT32_BITS // bits))
+
+
+def _stated_bits(folder: FewBitFolder) -> Any:
+    return folder.settings.get("bits") or folder.settings.get("w_bit") or setting_of_groups(folder, "num_bits")
+
+
+def _bits(folder: FewBitFolder, key: str, words: int, values: int, possible: tuple[int, ...]) -> int:
+    """Bits of a value: `values` (0: unknown) are stored in `words`; settings may differ between layers."""
+    stated = _stated_bits(folder)
+    fitting = [n for n in possible if not values or _words(values, n) == words]
     if stated in fitting:
         return int(stated)
     if not values or not fitting:
         bits_text = f"{_INT32_BITS * words / values:.3g}" if values else str(stated)[:20]
-        reason = f"{key} has {bits_text} bits; weights of 2, 4 and 8 bits can be read"
+        listed = ", ".join(map(str, possible[:-1]))
+        reason = f"{key} has {bits_text} bits; weights of {listed} and {possible[-1]} bits can be read"
         raise UnsupportedModel(folder.where, reason)
     return fitting[0]
 
 
-def _check_words(folder: _Folder, *names: str) -> None:
+def _check_words(folder: FewBitFolder, *names: str) -> None:
     """Raises: BadWeights: packed integers are missing or not stored in 32-bit words."""
     for name in names:
         if not folder.has(name):
@@ -364,92 +207,159 @@ def _check_words(folder: _Folder, *names: str) -> None:
             raise BadWeights(folder.where, name, f"stored as {folder.tensors[name].dtype}, expected I32")
 
 
-def _check_layout(folder: _Folder, name: str, stated: Any, layouts: tuple[str, ...]) -> None:
+def _check_layout(folder: FewBitFolder, name: str, stated: Any, layouts: tuple[str, ...]) -> None:
     """Raises: UnsupportedModel: the words are in an order of certain kernels."""
     if stated is not None and str(stated).lower() not in layouts:
         raise UnsupportedModel(folder.where, f"{name} is in the layout {str(stated)[:40]!r}, which cannot be read")
 
 
-def _integers(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed:
+def _zero_points(folder: FewBitFolder, zero: str) -> Floats:
+    """Zero points in one byte each. Raises: UnsupportedModel: another type."""
+    if folder.tensors[zero].dtype != "I8":
+        raise UnsupportedModel(folder.where, f"{zero} is stored as {folder.tensors[zero].dtype}, expected I8")
+    values: Floats = folder.read(zero, None).view(np.int8).astype(np.float32)
+    return values
+
+
+def _integers(folder: FewBitFolder, base: str, name: str, info: SafetensorInfo) -> Packed:
     """8-bit integers of compressed-tensors, with or without zero points."""
     scale, zero = f"{base}weight_scale", f"{base}weight_zero_point"
-    rows_, columns = _two(folder, name, info.shape)
-    size = _block_of(folder, scale, (rows_, columns))
-    shape = _grid_shape(size, rows_, columns)
+    shape = matrix_shape(folder, name, info.shape)
+    scales = BlockScales(folder, scale, shape, f"{base}weight_g_idx", by_rows=True)
 
     def rows(part: slice) -> Floats:
         codes = folder.read(name, part).view(np.int8).astype(np.float32)
         if folder.has(zero):
-            zeros = folder.read(zero, None).view(np.int8).astype(np.float32).reshape(shape)
-            codes -= _spread(zeros, size, part, columns)
-        scales = folder.floats(scale).reshape(shape)
-        values: Floats = codes * _spread(scales, size, part, columns)
+            codes -= scales.spread(_zero_points(folder, zero), part)
+        values: Floats = codes * scales.spread(folder.floats(scale), part)
         return values
 
     return folder.packed(name, info.shape, scale, "8-bit integers", rows)
 
 
-def _packed_integers(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed:
+def _packed_integers(folder: FewBitFolder, base: str, name: str, info: SafetensorInfo) -> Packed:
     """compressed-tensors' integers in 32-bit words along the row, each with half of its range added."""
     scale, zero, order = f"{base}weight_scale", f"{base}weight_zero_point", f"{base}weight_g_idx"
-    rows_, words = _two(folder, name, info.shape)
+    num_rows, words = matrix_shape(folder, name, info.shape)
     _check_layout(folder, name, folder.settings.get("format"), ("pack-quantized", "mixed-precision"))
     stored = folder.tensors[scale].shape
     width = 0
     if folder.has(f"{base}weight_shape"):
         stated = folder.read(f"{base}weight_shape", None).reshape(-1).tolist()
-        if stated[:-1] != [rows_] or not 0 < stated[-1] <= words * _INT32_BITS:
+        if stated[:-1] != [num_rows] or not 0 < stated[-1] <= words * _INT32_BITS:
             raise BadWeights(
-                folder.where, name, f"its shape is stated as {stated}, stored are {rows_} x {words} words"
+                folder.where, name, f"its shape is stated as {stated}, stored are {num_rows} x {words} words"
             )
         width = stated[-1]
-    bits = _bits(folder, name, words, width)
+    # Earlier versions left the bits of a word unused that no whole value fills.
+    bits, dense = _stated_bits(folder), False
+    if bits not in (3, 5, 6, 7) or not width or words != _words(width, bits, dense=False):
+        bits, dense = _bits(folder, name, words, width, (2, 3, 4, 5, 6, 7, 8)), True
     width = width or words * _INT32_BITS // bits
     groups = stored[1] if len(stored) == 2 else 1
-    if stored and stored[0] not in {1, rows_}:
-        raise BadWeights(folder.where, scale, f"{stored} scales do not divide a weight of {rows_} x {width}")
-    group = _group_of(folder, order, width, groups, _group(folder, "group_size"))
+    if stored and stored[0] not in {1, num_rows}:
+        raise BadWeights(folder.where, scale, f"{stored} scales do not divide a weight of {num_rows} x {width}")
+    group = group_numbers(folder, order, width, groups, setting_of_groups(folder, "group_size"))
     half = 1 << bits - 1
 
+    def zeros_of(part: slice) -> Array:
+        if folder.tensors[zero].dtype != "I32":  # one for the tensor, which is not packed
+            return _zero_points(folder, zero).reshape(1, 1)
+        # Packed along the columns of scales, so down the rows.
+        packed = np.ascontiguousarray(folder.read(zero, None).reshape(-1, groups).T)
+        return (unpack_integers(packed, bits, dense=dense)[:, :num_rows] - half).T[part]
+
     def rows(part: slice) -> Floats:
-        codes = (unpack_integers(folder.read(name, part), bits)[:, :width] - half).astype(np.float32)
+        words_of_rows = folder.read(name, part)
+        codes = (unpack_integers(words_of_rows, bits, dense=dense)[:, :width] - half).astype(np.float32)
         scales = folder.floats(scale).reshape(-1, groups)
         mine = scales[part] if len(scales) > 1 else scales
-        if folder.has(zero):  # packed along the columns of scales, so down the rows
-            packed = np.ascontiguousarray(folder.read(zero, None).reshape(-1, groups).T)
-            zeros = (unpack_integers(packed, bits)[:, :rows_] - half).T[part]
-            codes -= zeros[:, group].astype(np.float32)
+        if folder.has(zero):
+            codes -= zeros_of(part)[:, group].astype(np.float32)
         values: Floats = codes * mine[:, group]
         return values
 
-    return folder.packed(name, (rows_, width), scale, f"{bits}-bit integers", rows)
+    return folder.packed(name, (num_rows, width), scale, f"{bits}-bit integers", rows)
 
 
-def _group_of(folder: _Folder, order: str, columns: int, groups: int, size: Any = None) -> npt.NDArray[np.intp]:
-    """The group of each column: stored as `order`, or groups of one size. Raises: BadWeights."""
-    if folder.has(order):
-        stored = folder.read(order, None).astype(np.intp).reshape(-1)
-        if len(stored) != columns or stored.max(initial=0) >= groups:
-            reason = f"{len(stored)} group numbers for {columns} columns in {groups} groups"
-            raise BadWeights(folder.where, order, reason)
-        if stored.min(initial=0) >= 0:
-            return stored
-        if stored.max(initial=-1) >= 0:  # -1 throughout: in order
-            raise BadWeights(folder.where, order, f"a group number of {stored.min()}")
-    if not isinstance(size, int) or not 0 < size <= columns or -(-columns // size) != groups:
-        if not groups or columns % groups:
-            raise BadWeights(folder.where, order, f"{columns} columns are not a multiple of {groups} groups")
-        size = columns // groups
-    in_order: npt.NDArray[np.intp] = np.arange(columns, dtype=np.intp) // size
-    return in_order
+def _mlx(folder: FewBitFolder, base: str, name: str, info: SafetensorInfo) -> Packed:
+    """MLX: words of values along the row; each group of columns has a scale and a minimum."""
+    scale, low = f"{base}scales", f"{base}biases"
+    num_rows, words = matrix_shape(folder, name, info.shape)
+    of_layer = folder.settings.get(base.removesuffix("."))
+    stated = of_layer if isinstance(of_layer, dict) else folder.settings
+    mode, bits, size = stated.get("mode") or "affine", stated.get("bits"), stated.get("group_size")
+    if mode != "affine" or bits not in (2, 3, 4, 5, 6, 8) or not isinstance(size, int) or size < 1:
+        form = f"{str(mode)[:20]} of {str(bits)[:20]} bits"
+        reason = f"{name} is stored by MLX as {form}; affine of 2 to 8 bits can be read"
+        raise UnsupportedModel(folder.where, reason)
+    columns = words * _INT32_BITS // bits
+    for part_name in (scale, low):
+        shape = folder.tensors[part_name].shape if folder.has(part_name) else ()
+        if shape != (num_rows, columns // size) or columns % size or words * _INT32_BITS % bits:
+            reason = f"{shape} does not divide a weight of {num_rows} x {columns}"
+            raise BadWeights(folder.where, part_name, reason)
+
+    def rows(part: slice) -> Floats:
+        codes = unpack_integers(folder.read(name, part), bits).astype(np.float32)
+        steps, lows = (np.repeat(folder.floats(each, part), size, axis=1) for each in (scale, low))
+        values: Floats = codes * steps + lows
+        return values
+
+    return folder.packed(name, (num_rows, columns), scale, f"MLX, {bits} bits", rows)
 
 
-def _gptq(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed:
+# GPTQ, AutoRound and AWQ.
+
+# Words of 32 zero points of 3 bits that are half of the range, by the three programs that store them: as they are;
+# less one; and as GPTQModel does, whose constants do not meet the values.
+_HALF: Final = tuple(sum(4 << 3 * i for i in range(32)) >> 32 * k & 0xFFFFFFFF for k in range(3))
+_HALF_LESS_ONE: Final = tuple(sum(3 << 3 * i for i in range(32)) >> 32 * k & 0xFFFFFFFF for k in range(3))
+_GPTQMODEL_ONES: Final = (0x24924924, 0x92492492, 0x49249249)
+_HALVES_OF_3_BITS: Final = np.array(
+    [_HALF, _HALF_LESS_ONE, [(w - one) % (1 << 32) for w, one in zip(_HALF, _GPTQMODEL_ONES, strict=True)]],
+    np.uint32,
+)
+
+
+def _is_awq(folder: FewBitFolder, base: str, name: str) -> bool:
+    """Whether words are in AWQ's order, otherwise in GPTQ's. AutoRound writes both."""
+    if not folder.method:  # older folders have their settings elsewhere; only AWQ packs along the outputs
+        return folder.tensors[name].shape[-1:] != folder.tensors[f"{base}scales"].shape[-1:]
+    if "auto-round" not in folder.method:
+        return folder.method == "awq"
+    return _autoround_layout(folder, name) == "awq"
+
+
+def _autoround_layout(folder: FewBitFolder, name: str) -> str:
+    """Order of words in a folder of AutoRound: "gptq", "gptq_v2" or "awq". Raises: UnsupportedModel."""
+    stated = str(folder.settings.get("packing_format") or folder.settings.get("backend")).lower()
+    parts = set(stated.split(":"))
+    if parts & {"auto_awq", "awq"}:
+        return "awq"
+    if parts & {"auto_gptq", "gptq"}:
+        return "gptq"
+    _check_layout(folder, name, stated.rpartition(":")[2], ("gptqmodel", "auto_round"))
+    return "gptq_v2"
+
+
+def _gptq_version(folder: FewBitFolder, name: str) -> str:
+    """How zeros are stored: "gptq" (each minus one) or "gptq_v2". Raises: UnsupportedModel: another layout."""
+    if "auto-round" in folder.method:
+        return _autoround_layout(folder, name)
+    stated = folder.settings.get("checkpoint_format") or folder.settings.get("format")
+    if folder.settings.get("is_marlin_format"):
+        stated = "marlin"
+    _check_layout(folder, name, stated, ("gptq", "gptq_v2"))
+    return str(stated or "gptq").lower()
+
+
+def _gptq(folder: FewBitFolder, base: str, name: str, info: SafetensorInfo) -> Packed:
     """GPTQ: (columns / 8, rows) words, scales (groups, rows), zeros packed along the rows."""
     scale, zero, order = f"{base}scales", f"{base}qzeros", f"{base}g_idx"
-    words, rows_ = _two(folder, name, info.shape)
+    words, num_rows = matrix_shape(folder, name, info.shape)
     _check_words(folder, name, *([zero] if folder.has(zero) else []))
-    _check_layout(folder, name, folder.settings.get("checkpoint_format"), ("gptq", "gptq_v2"))
+    less_one = _gptq_version(folder, name) == "gptq"
     if folder.settings.get("desc_act") and folder.settings.get("group_size") != -1 and not folder.has(order):
         raise BadWeights(
             folder.where, name, "its columns are sorted (desc_act), but their order (g_idx) is missing"
@@ -458,59 +368,72 @@ def _gptq(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed
     if folder.has(order):
         values = folder.tensors[order].num_values
     elif folder.has(zero) and (packed := folder.tensors[zero].shape[-1:]) and packed[0]:
-        values = words * rows_ // packed[0]  # zeros have as many bits
-    bits = _bits(folder, name, words, values)
+        values = words * num_rows // packed[0]  # zeros have as many bits
+    bits = _bits(folder, name, words, values, (2, 4, 8) if words % 3 or values % _INT32_BITS else (2, 3, 4, 8))
     columns = words * _INT32_BITS // bits
-    groups = _groups(folder, scale, rows_)
-    group = _group_of(folder, order, columns, groups, folder.settings.get("group_size"))
-    less_one = folder.settings.get("checkpoint_format") != "gptq_v2"
+    groups = _groups(folder, scale, num_rows)
+    group = group_numbers(folder, order, columns, groups, folder.settings.get("group_size"))
+    if bits == 3 and folder.has(zero):
+        _gptq_zeros(folder, zero, bits, less_one=less_one)  # refused now, not after part of the file
 
     def rows(part: slice) -> Floats:
         codes = unpack_integers(np.ascontiguousarray(folder.read(name, None)[:, part].T), bits)
         scales = folder.floats(scale)[:, part].T
-        if folder.has(zero):
-            zeros = unpack_integers(_gptq_zeros(folder, zero, bits, less_one=less_one), bits)[:, part].T
-        else:
-            zeros = np.full((1, groups), 1 << bits - 1, np.int32)
+        zeros = np.full((1, groups), 1 << bits - 1, np.int32)
+        packed = _gptq_zeros(folder, zero, bits, less_one=less_one) if folder.has(zero) else None
+        if packed is not None:
+            zeros = unpack_integers(packed, bits)[:, part].T
         values: Floats = (codes - zeros[:, group]).astype(np.float32) * scales[:, group]
         return values
 
-    return folder.packed(name, (rows_, columns), scale, f"GPTQ, {bits} bits", rows)
+    return folder.packed(name, (num_rows, columns), scale, f"GPTQ, {bits} bits", rows)
 
 
-def _gptq_zeros(folder: _Folder, zero: str, bits: int, *, less_one: bool) -> Array:
-    """Words of zeros. Files of the first version store each zero minus one (`less_one`).
+def _gptq_zeros(folder: FewBitFolder, zero: str, bits: int, *, less_one: bool) -> Array | None:
+    """Words of zeros; None if each is half of the range. Files of the first version store them minus one.
 
     One is subtracted from every field of a whole word, so a zero of 0 borrows from the next field. Some writers
     forget the subtraction; in symmetric files the zero is half of the range, which shows it.
+
+    Raises: UnsupportedModel: 3 bits and not symmetric, which programs store in different ways.
     """
     words = folder.read(zero, None).view(np.uint32)
+    if not less_one:
+        return words
+    if _INT32_BITS % bits:
+        if words.size % 3 or not (words.reshape(-1, 1, 3) == _HALVES_OF_3_BITS).all(axis=(0, 2)).any():
+            reason = f"{zero} has zero points of 3 bits in the first version's form, in which programs differ"
+            raise UnsupportedModel(folder.where, reason)
+        return None
     ones = np.uint32(sum(1 << shift for shift in range(0, _INT32_BITS, bits)))
-    if not less_one or (folder.settings.get("sym") is True and (words == ones << np.uint32(bits - 1)).all()):
+    if folder.settings.get("sym") is True and (words == ones << np.uint32(bits - 1)).all():
         return words
     return words + ones
 
 
-def _groups(folder: _Folder, scale: str, rows: int) -> int:
+def _groups(folder: FewBitFolder, scale: str, rows: int) -> int:
     shape = folder.tensors[scale].shape
     if len(shape) != 2 or shape[1] != rows or not shape[0]:
         raise BadWeights(folder.where, scale, f"{shape} scales do not belong to {rows} rows")
     return shape[0]
 
 
-def _awq(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed:
+def _awq(folder: FewBitFolder, base: str, name: str, info: SafetensorInfo) -> Packed:
     """AWQ: (columns, rows / 8) words whose values are interleaved, scales (groups, rows)."""
     scale, zero = f"{base}scales", f"{base}qzeros"
-    columns, words = _two(folder, name, info.shape)
+    columns, words = matrix_shape(folder, name, info.shape)
     _check_words(folder, name, zero)
-    _check_layout(folder, name, folder.settings.get("version"), ("gemm",))
+    if folder.method == "awq":
+        _check_layout(folder, name, folder.settings.get("version") or folder.settings.get("format"), ("gemm",))
+        if str(folder.settings.get("backend")).lower() == "llm-awq":
+            _check_layout(folder, name, "llm-awq", ())
     outputs = folder.tensors[scale].shape[-1:]
-    bits = _bits(folder, name, words, outputs[0] if outputs else 0)
+    bits = _bits(folder, name, words, outputs[0] if outputs else 0, (2, 4, 8))
     if bits != 4:
         raise UnsupportedModel(folder.where, f"{name} is AWQ of {bits} bits; AWQ of 4 bits can be read")
-    rows_ = words * 8
-    groups = _groups(folder, scale, rows_)
-    group = _group_of(folder, f"{base}g_idx", columns, groups)
+    num_rows = words * 8
+    groups = _groups(folder, scale, num_rows)
+    group = group_numbers(folder, f"{base}g_idx", columns, groups)
 
     def unpacked(packed: Array) -> npt.NDArray[np.int32]:
         values = unpack_integers(packed, bits).reshape(len(packed), -1, 8)
@@ -528,7 +451,35 @@ def _awq(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed:
         values: Floats = (codes - zeros[:, group]).astype(np.float32) * scales[:, group]
         return values
 
-    return folder.packed(name, (rows_, columns), scale, f"AWQ, {bits} bits", rows)
+    return folder.packed(name, (num_rows, columns), scale, f"AWQ, {bits} bits", rows)
+
+
+# BitNet.
+
+
+def _ternary(folder: FewBitFolder, base: str, name: str, info: SafetensorInfo) -> Packed:
+    """BitNet: four values of -1, 0 and 1 in a byte, each of another quarter of the rows; one scale.
+
+    Most folders store the inverse of the scale.
+    """
+    scale = f"{base}weight_scale"
+    quarter, width = matrix_shape(folder, name, info.shape)
+    if folder.tensors[scale].num_values != 1:
+        raise BadWeights(folder.where, scale, f"{folder.tensors[scale].shape} scales, expected one")
+    if folder.settings.get("use_rms_norm"):
+        raise UnsupportedModel(folder.where, "its layers of BitNet have norms of their own (use_rms_norm)")
+    is_factor = folder.settings.get("linear_class") == "autobitlinear"
+
+    def rows(part: slice) -> Floats:
+        numbers = np.arange(part.start, part.stop)
+        packed = folder.read(name, None).view(np.uint8)[numbers % quarter]
+        shifts = (2 * (numbers // quarter)).astype(np.uint8)
+        codes = (packed >> shifts[:, None] & np.uint8(3)).astype(np.float32) - np.float32(1)
+        whole = folder.floats(scale).reshape(-1)[0]
+        values: Floats = codes * whole if is_factor else codes / whole
+        return values
+
+    return folder.packed(name, (_TERNARY_IN_BYTE * quarter, width), scale, "BitNet, ternary", rows)
 
 
 # bitsandbytes.
@@ -542,7 +493,7 @@ class _State(msgspec.Struct):
     nested_offset: float = 0.0
 
 
-def _bitsandbytes(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed:
+def _bitsandbytes(folder: FewBitFolder, base: str, name: str, info: SafetensorInfo) -> Packed:
     """NF4 and FP4: two codes in a byte, the first in its high half; scales for runs of weights, 8-bit or F32."""
     kind = next((k for k in ("nf4", "fp4") if folder.has(f"{base}weight.quant_state.bitsandbytes__{k}")), None)
     if kind is None:
@@ -556,9 +507,9 @@ def _bitsandbytes(folder: _Folder, base: str, name: str, info: SafetensorInfo) -
         now = msgspec.json.decode(folder.read(state_name, None).tobytes(), type=learned(_State))
     except ValueError as error:
         raise BadWeights(folder.where, name, f"its quant_state is damaged: {error}") from error
-    rows_, width = now.shape
-    stored = info.num_values
-    if min(rows_, width, now.blocksize, now.nested_blocksize) < 1 or 2 * stored < rows_ * width:
+    num_rows, width = now.shape
+    stored = info.nbytes
+    if min(num_rows, width, now.blocksize, now.nested_blocksize) < 1 or 2 * stored < num_rows * width:
         raise BadWeights(folder.where, name, f"its quant_state states {now.shape}, stored are {2 * stored} values")
 
     def rows(part: slice) -> Floats:
@@ -580,16 +531,18 @@ def _bitsandbytes(folder: _Folder, base: str, name: str, info: SafetensorInfo) -
         return values.reshape(-1, width)
 
     dtype = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}.get(now.dtype, folder.dtype)
-    weight = folder.packed(name, (rows_, width), "", f"bitsandbytes, {kind.upper()}", rows)
+    weight = folder.packed(name, (num_rows, width), "", f"bitsandbytes, {kind.upper()}", rows)
     return msgspec.structs.replace(weight, info=msgspec.structs.replace(weight.info, dtype=dtype))
 
 
-def _int8_rows(folder: _Folder, base: str, name: str, info: SafetensorInfo) -> Packed:
+def _int8_rows(folder: FewBitFolder, base: str, name: str, info: SafetensorInfo) -> Packed:
     """Bitsandbytes' 8 bits: one scale for each row."""
-    scale = f"{base}SCB"
-    rows_, _ = _two(folder, name, info.shape)
-    if int(np.prod(folder.tensors[scale].shape, dtype=np.int64)) != rows_:
-        raise BadWeights(folder.where, scale, f"{folder.tensors[scale].shape} scales for {rows_} rows")
+    scale, layout = f"{base}SCB", f"{base}weight_format"
+    num_rows, _ = matrix_shape(folder, name, info.shape)
+    if folder.tensors[scale].num_values != num_rows:
+        raise BadWeights(folder.where, scale, f"{folder.tensors[scale].shape} scales for {num_rows} rows")
+    if folder.has(layout) and folder.read(layout, None).any():
+        raise UnsupportedModel(folder.where, f"{name} is stored in tiles for certain GPUs; rows can be read")
 
     def rows(part: slice) -> Floats:
         scales = folder.read(scale, None).reshape(-1)[part].astype(np.float32)

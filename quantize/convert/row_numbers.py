@@ -9,7 +9,7 @@ import numpy as np
 
 from quantize.convert.checkpoint import Checkpoint
 from quantize.convert.families import model_recipe
-from quantize.convert.low_precision import FLOAT_DTYPES, Packed
+from quantize.convert.small_floats import FLOAT_DTYPES, Packed
 from quantize.convert.tensor_map import Array, OutTensor
 from quantize.errors import UnsupportedModel
 from quantize.files.safetensors_file import DTYPE_BITS, SafetensorsFile

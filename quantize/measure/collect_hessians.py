@@ -12,7 +12,7 @@ from quantize.measure.hessians import GroupTap, HessianAccumulator, HessianHook,
 from quantize.measurements import MeasureRequest, Step
 from quantize.native.calibration import WINDOW, read_windows
 from quantize.native.eval_context import EvalContext, Tokens
-from quantize.native.graph_hooks import NodeHook
+from quantize.native.graph import NodeHook
 from quantize.native.partial_eval import PartTap
 from quantize.native.reference import ReferenceModel
 from quantize.native.residual_cache import ResidualCache

@@ -9,8 +9,17 @@ import numpy.typing as npt
 from devices.errors import InputFault
 from quantize.files.measurement_folder import SharedInputGroup
 from quantize.gptq.hessian import add_gram, mirror
-from quantize.native.graph import GgmlTensor, name_of, op_id, read_floats, read_ints, tensor_at
-from quantize.native.graph_hooks import NodeHook, Tap, multiplied_weight
+from quantize.native.graph import (
+    GgmlTensor,
+    NodeHook,
+    Tap,
+    multiplied_weight,
+    name_of,
+    op_id,
+    read_floats,
+    read_ints,
+    tensor_at,
+)
 from quantize.native.source_weights import SourceWeights, quantizable
 
 Floats = npt.NDArray[np.float32]

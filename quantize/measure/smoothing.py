@@ -26,8 +26,7 @@ from quantize.native.blocks import dequantize_rows, quantize_rows
 from quantize.native.calibration import WINDOW, read_windows
 from quantize.native.encode import copied
 from quantize.native.eval_context import EvalContext, Tokens
-from quantize.native.graph import GgmlTensor, read_floats, tensor_at
-from quantize.native.graph_hooks import Tap
+from quantize.native.graph import GgmlTensor, Tap, read_floats, tensor_at
 from quantize.native.reference import ReferenceModel
 from quantize.native.scale_points import ScalePoint, SeamTap
 from quantize.native.source_weights import SourceWeights, quantizable

@@ -8,8 +8,7 @@ import numpy.typing as npt
 
 from devices.errors import EnvironmentFault
 from quantize.ggml_types import GgmlType
-from quantize.native.graph import tensor_at
-from quantize.native.graph_hooks import NodeHook
+from quantize.native.graph import NodeHook, tensor_at
 from quantize.native.libraries import last_errors, llama
 
 Tokens = npt.NDArray[np.int32]

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from quantize.native.graph import GgmlTensor, name_of, read_floats, write_bytes
-from quantize.native.graph_hooks import NodeHook
+from quantize.native.graph import GgmlTensor, NodeHook, name_of, read_floats, write_bytes
 from quantize.native.split_points import SplitPoint, restore, silence
 
 Floats = npt.NDArray[np.float32]

@@ -18,8 +18,7 @@ from quantize.files.byte_source import FileSource
 from quantize.files.gguf_split import read_gguf_model
 from quantize.measurements import Step
 from quantize.native.eval_context import EvalContext, LoadFailed, Logits, Tokens
-from quantize.native.graph import GgmlTensor, op_id, read_bytes, tensor_at, write_bytes
-from quantize.native.graph_hooks import NodeHook
+from quantize.native.graph import GgmlTensor, NodeHook, op_id, read_bytes, tensor_at, write_bytes
 from quantize.native.libraries import llama, llama_identity
 from quantize.native.split_points import Cuts, GraphTap, find_cuts
 

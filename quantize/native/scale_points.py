@@ -2,8 +2,7 @@
 
 import msgspec
 
-from quantize.native.graph import GgmlTensor, name_of, op_id, tensor_at
-from quantize.native.graph_hooks import NodeHook
+from quantize.native.graph import GgmlTensor, NodeHook, name_of, op_id, tensor_at
 
 _MAX_SRC = 10
 # Embeddings are read from this node too. Source: llama.cpp, src/models.

@@ -8,8 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from quantize.native.graph import GgmlTensor, name_of, op_id, tensor_at
-from quantize.native.graph_hooks import NodeHook
+from quantize.native.graph import GgmlTensor, NodeHook, name_of, op_id, tensor_at
 
 _LAYER = re.compile(r"^blk\.(\d+)\.")
 _PARAMETER = re.compile(r"\.(weight|bias)$")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from quantize.convert.checkpoint import Checkpoint, bf16_to_f32, f32_to_bf16
+from quantize.convert.families import model_recipe
 from quantize.convert.folder import ConvertRequest, _encoded, convert, prepare
 from quantize.convert.tensor_map import OutTensor
 from quantize.errors import BadFile, BadWeights, UnsupportedModel
@@ -241,6 +242,115 @@ def int8_rows():
     return tensors, {"quant_method": "bitsandbytes"}, "BF16", value
 
 
+def stream(values: np.ndarray, bits: int) -> np.ndarray:
+    """Words along the last axis in which values follow each other bit by bit, the last word filled with zeros."""
+    count = -(-values.shape[-1] * bits // 32)
+    rows = []
+    for row in values.reshape(-1, values.shape[-1]):
+        whole = sum(int(value) << bits * at for at, value in enumerate(row))
+        rows.append([whole >> 32 * word & 0xFFFFFFFF for word in range(count)])
+    return np.array(rows, np.uint32).reshape(*values.shape[:-1], count).view(np.int32)
+
+
+def unfilled(values: np.ndarray, bits: int) -> np.ndarray:
+    """Words of as many whole values as fit; the last bits of each stay unused."""
+    each_word = 32 // bits
+    count = -(-values.shape[-1] // each_word)
+    filled = np.zeros((*values.shape[:-1], count * each_word), np.uint32)
+    filled[..., : values.shape[-1]] = values
+    shifts = bits * np.arange(each_word, dtype=np.uint32)
+    parts = filled.reshape(*values.shape[:-1], count, each_word) << shifts
+    return parts.sum(axis=-1, dtype=np.uint32).view(np.int32)
+
+
+def compressed_of_bits(bits: int, pack, *, zero_points: bool):
+    codes, zeros = rng().integers(0, 1 << bits, (ROWS, COLUMNS)), rng().integers(0, 1 << bits, (ROWS, 2))
+    scales = bf16(rng().uniform(0.001, 0.02, (ROWS, 2)))
+    tensors: Stored = {
+        f"{BASE}.weight_packed": ("I32", pack(codes, bits)),
+        f"{BASE}.weight_scale": ("BF16", scales),
+        f"{BASE}.weight_shape": ("I64", np.array([ROWS, COLUMNS])),
+    }
+    if zero_points:
+        tensors[f"{BASE}.weight_zero_point"] = ("I32", np.ascontiguousarray(pack(zeros.T, bits).T))
+    weights = {"num_bits": bits, "group_size": 32, "strategy": "group"}
+    settings = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+    less = zeros if zero_points else np.full_like(zeros, 1 << bits - 1)
+    floats = bf16_to_f32(scales)
+    value = each(lambda r, c: np.float32(codes[r, c] - less[r, c // 32]) * floats[r, c // 32])
+    return tensors, settings, "BF16", value
+
+
+def one_zero_point():
+    """One scale and one zero point for the tensor, which compressed-tensors does not pack."""
+    tensors, settings, dtype, _ = compressed_integers(zero_points=False, in_order=True)
+    codes = rng().integers(0, 16, (ROWS, COLUMNS))
+    tensors[f"{BASE}.weight_packed"] = ("I32", nibbles(codes))
+    tensors[f"{BASE}.weight_scale"] = ("BF16", bf16([0.0137]))
+    tensors[f"{BASE}.weight_zero_point"] = ("I8", np.array([-3], np.int8))
+    step = bf16_to_f32(bf16([0.0137]))[0]
+    return tensors, settings, dtype, each(lambda r, c: np.float32(codes[r, c] - 8 + 3) * step)
+
+
+def bytes_in_groups(*, sorted_columns: bool):
+    """8 bits with zero points in groups of 32 columns, which may be scattered."""
+    codes, zeros = (rng().integers(-128, 128, shape).astype(np.int8) for shape in ((ROWS, COLUMNS), (ROWS, 2)))
+    scales, group = bf16(rng().uniform(0.001, 0.02, (ROWS, 2))), np.arange(COLUMNS) // 32
+    tensors: Stored = {
+        f"{BASE}.weight": ("I8", codes),
+        f"{BASE}.weight_scale": ("BF16", scales),
+        f"{BASE}.weight_zero_point": ("I8", zeros),
+    }
+    if sorted_columns:
+        group = rng().permutation(group)
+        tensors[f"{BASE}.weight_g_idx"] = ("I32", group.astype(np.int32))
+    floats = bf16_to_f32(scales)
+    value = each(lambda r, c: np.float32(int(codes[r, c]) - int(zeros[r, group[c]])) * floats[r, group[c]])
+    return tensors, {"quant_method": "compressed-tensors"}, "BF16", value
+
+
+def nf4_in_bf16():
+    """bitsandbytes with `bnb_4bit_quant_storage` bfloat16: two bytes of codes in one number."""
+    tensors, settings, dtype, value = nf4(nested=False)
+    _, codes = tensors[f"{BASE}.weight"]
+    tensors[f"{BASE}.weight"] = ("BF16", codes.reshape(-1, 2).copy().view(np.uint16))
+    return tensors, settings, dtype, value
+
+
+def bitnet(*, factor: bool):
+    codes = rng().integers(0, 3, (ROWS, COLUMNS))
+    quarters = codes.reshape(4, ROWS // 4, COLUMNS)
+    packed = sum(quarters[i] << 2 * i for i in range(4)).astype(np.uint8)
+    scale = bf16([0.0137 if factor else 71.5])
+    tensors: Stored = {f"{BASE}.weight": ("U8", packed), f"{BASE}.weight_scale": ("BF16", scale)}
+    one = bf16_to_f32(scale)[0]
+    settings = {"quant_method": "bitnet", "linear_class": "autobitlinear" if factor else "bitlinear"}
+    value = (codes - 1).astype(np.float32) * one if factor else (codes - 1).astype(np.float32) / one
+    return tensors, settings, "BF16", value
+
+
+def mlx(bits: int, *, own: bool = False):
+    """Groups of 32 columns; `own`: this layer's bits are stated under its name."""
+    codes = rng().integers(0, 1 << bits, (ROWS, COLUMNS))
+    scales, lows = bf16(rng().uniform(0.001, 0.02, (ROWS, 2))), bf16(rng().uniform(-0.1, 0, (ROWS, 2)))
+    tensors: Stored = {
+        f"{BASE}.weight": ("U32", stream(codes, bits).view(np.uint32)),
+        f"{BASE}.scales": ("BF16", scales),
+        f"{BASE}.biases": ("BF16", lows),
+    }
+    settings = {"group_size": 32, "bits": bits}
+    steps, low = bf16_to_f32(scales), bf16_to_f32(lows)
+    value = each(lambda r, c: np.float32(codes[r, c]) * steps[r, c // 32] + low[r, c // 32])
+    return tensors, {"group_size": 64, "bits": 2, BASE: settings} if own else settings, "BF16", value
+
+
+def of_torchao(made):
+    tensors, _, dtype, value = made
+    names = {"weight": "_weight_qdata", "weight_scale": "_weight_scale"}
+    renamed = {f"{BASE}.{names[name.rpartition('.')[2]]}": stored for name, stored in tensors.items()}
+    return renamed, {"quant_method": "torchao"}, dtype, value
+
+
 def other_settings(made, **settings):
     """The same weights if the settings name those of other layers."""
     tensors, found, dtype, value = made
@@ -274,6 +384,14 @@ FORMATS = {
         compressed_integers(zero_points=False, in_order=True), bits=8
     ),
     "compressed-tensors, 8 bits": compressed_bytes,
+    "compressed-tensors, 8 bits, groups": lambda: bytes_in_groups(sorted_columns=False),
+    "compressed-tensors, 8 bits, sorted columns": lambda: bytes_in_groups(sorted_columns=True),
+    "compressed-tensors, one zero point": one_zero_point,
+    "compressed-tensors, 3 bits": lambda: compressed_of_bits(3, stream, zero_points=False),
+    "compressed-tensors, 3 bits, zero points": lambda: compressed_of_bits(3, stream, zero_points=True),
+    "compressed-tensors, 6 bits": lambda: compressed_of_bits(6, stream, zero_points=False),
+    "compressed-tensors, 3 bits, unfilled words": lambda: compressed_of_bits(3, unfilled, zero_points=True),
+    "compressed-tensors, 5 bits, unfilled words": lambda: compressed_of_bits(5, unfilled, zero_points=False),
     "NVFP4 of compressed-tensors": lambda: fp4(16, "weight_packed", divided=True),
     "NVFP4 of ModelOpt": lambda: fp4(16, "weight", multiplied=True),
     "MXFP4": lambda: fp4(32, "weight"),
@@ -290,6 +408,18 @@ FORMATS = {
     "GPTQ of AutoRound": lambda: other_settings(
         gptq("gptq"), quant_method="auto-round", packing_format="auto_round:auto_gptq"
     ),
+    "GPTQ of AutoRound, zeros as they are": lambda: other_settings(
+        gptq("gptq_v2"), quant_method="auto-round", packing_format="auto_round:gptqmodel", checkpoint_format=None
+    ),
+    "GPTQ of AutoRound, zeros as they are, short name": lambda: other_settings(
+        gptq("gptq_v2"), quant_method="auto-round", packing_format="auto_round", checkpoint_format=None
+    ),
+    "GPTQ of earlier AutoRound": lambda: other_settings(
+        gptq("gptq"), quant_method="intel/auto-round", backend="auto_round:gptq:exllamav2"
+    ),
+    "GPTQ, second version by its other name": lambda: other_settings(
+        gptq("gptq_v2"), checkpoint_format=None, format="gptq_v2"
+    ),
     "AWQ": awq,
     "AWQ, settings elsewhere": lambda: without_settings(awq()),
     "GPTQ, settings elsewhere": lambda: without_settings(gptq("gptq")),
@@ -299,6 +429,13 @@ FORMATS = {
     "bitsandbytes NF4": lambda: nf4(nested=False),
     "bitsandbytes NF4, scales in 8 bits": lambda: nf4(nested=True),
     "bitsandbytes 8 bits": int8_rows,
+    "bitsandbytes NF4 in bfloat16": nf4_in_bf16,
+    "MLX, 4 bits": lambda: mlx(4),
+    "MLX, 6 bits": lambda: mlx(6),
+    "MLX, a layer with bits of its own": lambda: mlx(8, own=True),
+    "BitNet": lambda: bitnet(factor=False),
+    "BitNet, scale as a factor": lambda: bitnet(factor=True),
+    "FP8 of torchao, rows": lambda: of_torchao(fp8("weight_scale", (ROWS, 1), {}, lambda s, r, c: s[r, 0])),
 }
 
 
@@ -400,6 +537,7 @@ def without(name: str):
          "groups of 32 with scales of F8_E4M3"),
         ("MXFP4", retyped("weight_scale", "U8", np.ones((ROWS, 1), np.uint8)), UnsupportedModel, "groups of 64"),
         ("FP8, blocks", without("weight_scale_inv"), BadWeights, "its scale is missing"),
+        ("MLX, 4 bits", without("biases"), BadWeights, "biases: .. does not divide"),
         ("bitsandbytes NF4", without("weight.quant_map"), BadWeights, "quant_map: it is missing"),
         ("bitsandbytes NF4, scales in 8 bits", without("weight.nested_quant_map"), BadWeights, "it is missing"),
     ],
@@ -418,6 +556,10 @@ def test_parts_that_do_not_fit_together_are_refused(made, change, error, words, 
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "layout 'marlin'"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "layout 'gemv'"),
         ({"quant_method": "auto-round", "packing_format": "auto_round:exllamav2"}, "layout 'exllamav2'"),
+        ({"quant_method": "gptq", "bits": 4, "format": "marlin"}, "layout 'marlin'"),
+        ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "layout 'marlin'"),
+        ({"quant_method": "awq", "bits": 4, "format": "gemv_fast"}, "layout 'gemv_fast'"),
+        ({"quant_method": "awq", "bits": 4, "backend": "llm-awq"}, "layout 'llm-awq'"),
         ({"transform_config": {"config_groups": {"R3": {"apply": [{"location": "q_attn"}]}}}}, "transform 'R3'"),
     ],
 )
@@ -466,6 +608,140 @@ def test_a_stated_shape_that_is_not_the_stored_one(shape, tmp_path):
     source = Checkpoint(write(tmp_path / "model", tensors, {"quantization_config": settings}))
     with pytest.raises(BadWeights, match="its shape is stated as"):
         list(source.names)
+
+
+def three_bits(zeros: np.ndarray | None, version: str):
+    """GPTQ of 3 bits: 64 rows in groups of 32; zeros of 4 or as given, stored as words."""
+    codes = rng().integers(0, 8, (64, COLUMNS))
+    scales = rng().uniform(0.001, 0.02, (2, 64)).astype(np.float16)
+    tensors: Stored = {
+        f"{BASE}.qweight": ("I32", np.ascontiguousarray(stream(codes, 3).T)),
+        f"{BASE}.scales": ("F16", scales),
+    }
+    less = np.full((2, 64), 4) if zeros is None else zeros
+    group = np.arange(COLUMNS) // 32
+    value = (codes - less[group].T).astype(np.float32) * scales[group].T.astype(np.float32)
+    settings = {"quant_method": "gptq", "bits": 3, "group_size": 32, "checkpoint_format": version}
+    return tensors, settings, value
+
+
+# Words of 32 zeros of 4, less what GPTQModel subtracts from the three words in turn.
+GPTQMODEL = [0, 0x49249249 - 0x92492492 + (1 << 32), 0x92492492 - 0x49249249]
+
+
+@pytest.mark.parametrize("writer", ["as they are", "AutoGPTQ", "GPTQModel"])
+def test_symmetric_zeros_of_3_bits_are_read_whoever_stored_them(writer, tmp_path):
+    tensors, settings, value = three_bits(None, "gptq")
+    words = {
+        "as they are": stream(np.full((2, 64), 4), 3),
+        "AutoGPTQ": stream(np.full((2, 64), 3), 3),
+        "GPTQModel": np.array([GPTQMODEL * 2] * 2, np.uint32).view(np.int32),
+    }
+    tensors[f"{BASE}.qzeros"] = ("I32", words[writer])
+    source = Checkpoint(write(tmp_path / "model", tensors, {"quantization_config": settings}))
+    found = source.rows(f"{BASE}.weight", 0, 64)
+    assert np.array_equal(found, value.astype(np.float16))
+    assert np.array_equal(source.rows(f"{BASE}.weight", 5, 33), found[5:33])
+
+
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+def test_other_zeros_of_3_bits_are_read_in_the_second_version_only(version, tmp_path):
+    zeros = rng().integers(0, 8, (2, 64))
+    tensors, settings, value = three_bits(zeros, version)
+    tensors[f"{BASE}.qzeros"] = ("I32", stream(zeros, 3))
+    source = Checkpoint(write(tmp_path / "model", tensors, {"quantization_config": settings}))
+    if version == "gptq":
+        with pytest.raises(UnsupportedModel, match="zero points of 3 bits"):
+            list(source.names)
+        return
+    assert np.array_equal(source.rows(f"{BASE}.weight", 0, 64), value.astype(np.float16))
+
+
+def test_settings_of_early_gptq_folders_are_in_a_file_of_their_own(tmp_path):
+    tensors, settings, _, value = gptq("gptq_v2")
+    folder = write(tmp_path / "model", tensors, {})
+    (folder / "quantize_config.json").write_text(json.dumps(settings))
+    assert np.array_equal(Checkpoint(folder).rows(f"{BASE}.weight", 0, ROWS), value.astype(np.float16))
+
+
+def test_biases_of_zeros_that_gptq_adds_are_left_out(tmp_path):
+    """AutoGPTQ stores one for every weight; a part of which one layer has another bias keeps all of them."""
+    first, settings, _, _ = gptq("gptq")
+    tensors: Stored = {}
+    for layer in (0, 1):
+        for part in ("q_proj", "o_proj"):
+            base = f"model.layers.{layer}.self_attn.{part}"
+            tensors |= {name.replace(BASE, base): stored for name, stored in first.items()}
+            bias = np.zeros(ROWS, np.float16)
+            bias[3] = part == "q_proj" and layer == 1
+            tensors[f"{base}.bias"] = ("F16", bias)
+    tensors["model.norm.bias"] = ("F16", np.zeros(COLUMNS, np.float16))
+    source = Checkpoint(write(tmp_path / "model", tensors, {"quantization_config": settings}))
+    biases = [name for name in source.names if name.endswith("bias")]
+    assert sorted(biases) == [
+        "model.layers.0.self_attn.q_proj.bias", "model.layers.1.self_attn.q_proj.bias", "model.norm.bias",
+    ]  # fmt: skip
+
+
+def quark(dtype: str, codes: np.ndarray, scales: np.ndarray) -> Stored:
+    return {f"{BASE}.weight": (dtype, codes), f"{BASE}.weight_scale": ("F32", scales)}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "method", "error", "words"),
+    [
+        # Words along the outputs, whose shape a square matrix shares with compressed-tensors'.
+        (quark("I32", np.zeros((64, 8), np.int32), np.ones((64, 2), np.float32)), "quark", UnsupportedModel,
+         "quark, stored as I32"),
+        # Scales (groups, rows): blocks of 32 rows and one column would fit them too.
+        (quark("I8", np.zeros((64, 64), np.int8), np.ones((2, 64), np.float32)), "quark", BadWeights,
+         "do not divide a weight of 64 x 64"),
+        ({f"{BASE}.qweight": ("U8", np.zeros((64, 32), np.uint8)),
+          f"{BASE}.scales": ("U8", np.ones((64, 2), np.uint8))}, "fp_quant", UnsupportedModel,
+         "fp_quant, stored as U8"),
+        ({f"{BASE}.weight": ("I8", np.zeros((64, 64), np.int8)),
+          f"{BASE}.weight_scales": ("F16", np.ones(64, np.float16))}, "eetq", UnsupportedModel,
+         "eetq, stored as I8"),
+        ({f"{BASE}._weight_qdata": ("I8", np.zeros((64, 64), np.int8)),
+          f"{BASE}._weight_scale": ("F32", np.ones((64, 1), np.float32))}, "torchao", UnsupportedModel,
+         "torchao, stored as I8"),
+    ],
+    ids=["Quark int4", "Quark int8", "FP-Quant", "EETQ", "torchao int8"],
+)  # fmt: skip
+def test_layouts_that_look_like_others_are_refused(tensors, method, error, words, tmp_path):
+    source = Checkpoint(write(tmp_path / "model", tensors, {"quantization_config": {"quant_method": method}}))
+    with pytest.raises(error, match=words):
+        list(source.names)
+
+
+@pytest.mark.parametrize(
+    ("made", "change", "settings", "words"),
+    [
+        ("bitsandbytes 8 bits", ("weight_format", "U8", np.array(2, np.uint8)), {}, "tiles for certain GPUs"),
+        ("BitNet", None, {"use_rms_norm": True}, "norms of their own"),
+        ("MLX, 4 bits", None, {"mode": "mxfp4"}, "by MLX as mxfp4 of 4 bits"),
+        ("compressed-tensors, 8 bits, groups",
+         ("weight_zero_point", "BF16", np.ones((ROWS, 2), np.uint16)), {}, "stored as BF16, expected I8"),
+    ],
+)  # fmt: skip
+def test_what_a_format_states_besides_is_refused(made, change, settings, words, tmp_path):
+    tensors, stated, _, _ = FORMATS[made]()
+    if change:
+        retyped(*change)(tensors)
+    source = Checkpoint(write(tmp_path / "model", tensors, {"quantization_config": stated | settings}))
+    with pytest.raises(UnsupportedModel, match=words):
+        source.rows(f"{BASE}.weight", 0, ROWS)
+
+
+def test_a_tensor_without_a_rule_is_shown_with_its_quantization(tmp_path):
+    tensors, config = bundled(tmp_path / "model")
+    name = "model.layers.0.mlp.up_proj"
+    del tensors[f"{name}.weight"]
+    tensors[f"{name}.W_q"] = ("U8", np.zeros((8, 8), np.uint8))
+    config["quantization_config"] = {"quant_method": "hqq"}
+    source = Checkpoint(write(tmp_path / "model", tensors, config))
+    with pytest.raises(UnsupportedModel, match=r"no rule for the tensor .*W_q' \(config.json .* with hqq\)"):
+        model_recipe(source)
 
 
 def test_unknown_formats_are_named(tmp_path):
@@ -567,6 +843,37 @@ def test_a_folder_on_a_grid_is_found_by_the_rows_of_each_layer(tmp_path):
     layers = [t.name for t in planned.spec.tensors if t.name.startswith("blk.") and "norm" not in t.name]
     assert sorted(found) == sorted(n for n in layers if not n.startswith("blk.1."))
     assert {types[0] for types in found.values()} == {"Q4_0"}
+
+
+@pytest.mark.native
+def test_a_gptq_folder_with_added_biases_becomes_a_file(tmp_path):
+    """As AutoGPTQ stored Qwen2: every weight has a bias of zeros, for which llama.cpp's Qwen2 has no tensor."""
+    tensors, config = bundled(tmp_path / "model")
+    values: dict[str, np.ndarray] = {}
+    for name, (_, stored) in list(tensors.items()):
+        if ".layers." not in name or stored.ndim != 2:
+            continue
+        del tensors[name]
+        rows, base = len(stored), name.removesuffix(".weight")
+        blocks = stored.astype(np.float32).reshape(rows, -1, 32)
+        scales = (np.abs(blocks).max(axis=2) / 7).astype(np.float16)
+        codes = np.clip(np.rint(blocks / scales.astype(np.float32)[:, :, None]), -8, 7)
+        values[name] = (codes * scales.astype(np.float32)[:, :, None]).astype(np.float16).reshape(stored.shape)
+        tensors |= {
+            f"{base}.qweight": ("I32", np.ascontiguousarray(nibbles(codes.reshape(stored.shape) + 8).T)),
+            f"{base}.qzeros": ("I32", nibbles(np.full(scales.T.shape, 7))),
+            f"{base}.scales": ("F16", np.ascontiguousarray(scales.T)),
+            f"{base}.g_idx": ("I32", (np.arange(stored.shape[1]) // 32).astype(np.int32)),
+            f"{base}.bias": ("F16", np.zeros(rows, np.float16)),
+        }
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True}
+    config |= {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+    out = tmp_path / "out.gguf"
+    convert(ConvertRequest(folder=write(tmp_path / "model", tensors, config), out=out), lambda *_: None)
+    made = SourceWeights(out)
+    assert [name for name in made.names if name.endswith("bias")] == []
+    expected = values["model.layers.1.mlp.up_proj.weight"].astype(np.float32)
+    assert np.array_equal(made.rows("blk.1.ffn_up.weight"), expected)
 
 
 @pytest.mark.native
