@@ -22,6 +22,7 @@ from quantize.job.gate import GateTask
 from quantize.job.request import Forecast, QuantizeReport, QuantizeRequest
 from quantize.measure.hessians import tokens_for_width
 from quantize.measure.probe_groups import SCORED_STEP, probes
+from quantize.measure.run import FACTOR_BYTES, parts_in_memory
 from quantize.plan.llama_cpp_preset_rules import TensorRole
 from quantize.plan.llama_cpp_presets import role_of
 from quantize.plan.priors import loss_range
@@ -136,7 +137,10 @@ def _memory_bytes(shape: JobShape, plan: QuantPlan) -> int:
     cores = max(1, shape.threads)
     if shape.tier != "instant" or shape.verify_tokens or shape.gate is not None:
         compared = 2 * plan.file_bytes if shape.verify_tokens else 0
-        return _source_bytes(shape.model) + compared + _EVALUATION_BYTES
+        evaluating = _source_bytes(shape.model) + compared + _EVALUATION_BYTES
+        width = max((t.row_values for t in shape.model.tensors if allows_quantization(t)), default=1)
+        factored = parts_in_memory(cores, width) if shape.tier != "instant" else 0
+        return max(evaluating, _PROCESSES_BYTES + factored * FACTOR_BYTES * width**2)
     converting = _TOKEN_BYTES * _num_tokens(shape.model) if shape.converts else 0
     packing = min(cores, len(plan.exact)) * _PACKING_BYTES
     return _PROCESSES_BYTES + max(converting, cores * _THREAD_BYTES, packing)

@@ -17,15 +17,14 @@ from quantize.files.measurement_folder import SharedInputGroup, WorkFolder, writ
 from quantize.gptq.tensors import TensorsRequest, packed_path
 from quantize.job.tasks import task_named
 from quantize.measure.rounding_error import ErrorsRequest
+from quantize.measure.run import FACTOR_BYTES
 from quantize.measurements import MeasureRequest, decode, encode
 from quantize.native.source_weights import SourceWeights
 from quantize.types import Rounding
 
 Bytes = npt.NDArray[np.uint8]
 
-# Memory of a task: the damped Hessians, their factor and copies of both (two with 8 bytes per value, the others
-# with 4), chunks of weights and the process. An estimate from quantize.gptq.hessian and quantize.gptq.tensors.
-_MOMENT_FACTOR: Final = 40
+# Memory of a task besides its largest Hessian: chunks of weights and the process.
 _PROCESS_BYTES: Final = 512 << 20
 _SOURCE, _TEXT, _IMATRIX = "source.gguf", "text", "imatrix.gguf"
 
@@ -80,7 +79,7 @@ def pack(task: Task) -> tuple[Parcel, Bytes, dict[str, Path]]:
         request=encode(request),
         groups=groups,
         results=tuple(p.relative_to(folder.path).as_posix() for p in results),
-        memory_bytes=_PROCESS_BYTES + _MOMENT_FACTOR * max((g.width for g in groups), default=0) ** 2,
+        memory_bytes=_PROCESS_BYTES + FACTOR_BYTES * max((g.width for g in groups), default=0) ** 2,
         work=work,
     )
     return parcel, _part_of(source, tensors), read

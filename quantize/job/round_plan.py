@@ -8,7 +8,14 @@ from quantize.child import HERE, Executor, Task
 from quantize.files.measurement_folder import SharedInputGroup, WorkFolder
 from quantize.gptq.tensors import TensorsRequest, packed_path
 from quantize.job.portable_plan import PlanFile
-from quantize.measure.run import ensure_moments, hessians_fit_on_disk, in_passes, joined, share_out
+from quantize.measure.run import (
+    ensure_moments,
+    hessians_fit_on_disk,
+    in_passes,
+    joined,
+    parts_in_memory,
+    share_out,
+)
 from quantize.measurements import CancelCheck, Measured, OnProgress, PackedTensor, RoundRequest
 from quantize.native.source_weights import SourceWeights
 from quantize.types import QuantPlan, Rounding
@@ -87,19 +94,26 @@ class _Rounding:
                         folder.drop_moments(group)
 
     def round(self, names: list[str]) -> None:
-        """Round tensors; the Hessians they need must be in the cache."""
-        if not names:
-            return
-        units = []
+        """Round tensors; the Hessians they need must be in the cache.
+
+        Those of wide matrices take gigabytes, so fewer processes round such matrices if memory is short.
+        """
+        most = self._executor.parts or self._request.measure.threads
+        has_hessians = self._request.rounding != Rounding.STOCK
+        widths = {name: self._source.shape(name)[2] for name in names}
+        fitting = dict.fromkeys(widths.values(), most)
+        if has_hessians and not self._executor.parts:
+            fitting = {width: parts_in_memory(most, width) for width in fitting}
+        by_parts: dict[int, list[SharedInputGroup]] = {}
         cost = {}
-        for name in names:
-            _, _, width = self._source.shape(name)
-            units.append(SharedInputGroup(name=name, members=(name,), width=width))
+        for name, width in widths.items():
+            unit = SharedInputGroup(name=name, members=(name,), width=width)
+            by_parts.setdefault(fitting[width], []).append(unit)
             cost[name] = self._source.info(name).num_values * (width + _COLUMN_WORK)
-        parts = share_out(units, self._executor.parts or self._request.measure.threads, cost)
         order = {name: i for i, name in enumerate(names)}
-        tasks: list[Task] = [
-            ("round", TensorsRequest(round=self._request, names=tuple(sorted(part, key=order.__getitem__))))
-            for part in parts
-        ]
-        self._executor.run(tasks, joined(self._on_progress, self._total), self._cancelled)
+        for parts, units in sorted(by_parts.items()):
+            tasks: list[Task] = [
+                ("round", TensorsRequest(round=self._request, names=tuple(sorted(part, key=order.__getitem__))))
+                for part in share_out(units, parts, cost)
+            ]
+            self._executor.run(tasks, joined(self._on_progress, self._total), self._cancelled)

@@ -7,6 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from devices.msgspec_lock import learned
 from quantize.child import HERE, Executor, run_task
@@ -29,6 +30,10 @@ from quantize.measurements import (
 # Hessians stay on disk for the following rounding if they need at most this fraction of the free space.
 _KEEP_FRAC = 0.5
 _PLAIN_FRACTION = 0.1  # cost of a group without GPTQ, relative to one with GPTQ
+# Memory for each value of a Hessian while it is damped and factored: four copies of 8 bytes and two of 4. Measured:
+# docs/dev/quantization.md, "What it costs".
+FACTOR_BYTES = 40
+_FREE_FRAC = 0.8  # of the free memory; the chunks of weights take some of the remainder
 
 
 class Passes(msgspec.Struct, frozen=True):
@@ -172,6 +177,12 @@ def joined(on_progress: OnProgress, total: float) -> Callable[[int, Progress], N
     return report
 
 
+def parts_in_memory(parts: int, width: int) -> int:
+    """How many processes can factor a Hessian of this width at the same time in the free memory, at least one."""
+    free_bytes = _FREE_FRAC * psutil.virtual_memory().available
+    return max(1, min(parts, int(free_bytes) // (FACTOR_BYTES * width**2)))
+
+
 def share_out(groups: list[SharedInputGroup], parts: int, cost: dict[str, float]) -> list[tuple[str, ...]]:
     """Divide groups into at most `parts` lists of about the same cost, most expensive first."""
     lists: list[list[str]] = [[] for _ in range(max(1, min(parts, len(groups))))]
@@ -203,7 +214,9 @@ def _measure_errors(
                 g.name: len(g.members) * g.width**2 * (1.0 if g.name in by_gptq else _PLAIN_FRACTION)
                 for g in pending
             }
-            parts = share_out(pending, executor.parts or request.threads, cost) if pending else []
+            widest = max((g.width for g in pending if g.name in by_gptq), default=1)
+            most = executor.parts or parts_in_memory(request.threads, widest)
+            parts = share_out(pending, most, cost) if pending else []
             report = joined(on_progress, float(len(pending)))
             names = tuple(sorted(by_gptq))
             tasks = [ErrorsRequest(measure=request, groups=p, by_gptq=names) for p in parts]
