@@ -267,7 +267,8 @@ def _packed_integers(folder: FewBitFolder, base: str, name: str, info: Safetenso
             return _zero_points(folder, zero).reshape(1, 1)
         # Packed along the columns of scales, so down the rows.
         packed = np.ascontiguousarray(folder.read(zero, None).reshape(-1, groups).T)
-        return (unpack_integers(packed, bits, dense=dense)[:, :num_rows] - half).T[part]
+        zeros: Array = (unpack_integers(packed, bits, dense=dense)[:, :num_rows] - half).T[part]
+        return zeros
 
     def rows(part: slice) -> Floats:
         words_of_rows = folder.read(name, part)

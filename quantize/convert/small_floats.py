@@ -142,12 +142,12 @@ class BlockScales:
 
     def spread(self, scales: Floats, part: slice) -> Floats:
         """The scale of each weight of some rows; `scales` has any shape of this size."""
-        mine = scales.reshape(self.shape)[np.arange(part.start, part.stop) // self._size[0]]
+        mine: Floats = scales.reshape(self.shape)[np.arange(part.start, part.stop) // self._size[0]]
         if mine.shape[1] == 1:
             return mine
         if self._group is not None:
-            picked: Floats = mine[:, self._group]
-            return picked
+            of_columns: Floats = mine[:, self._group]
+            return of_columns
         return np.repeat(mine, self._size[1], axis=1)[:, : self._columns]
 
 

@@ -51,9 +51,8 @@ _GATE_FILE_FRAC = 0.3  # fraction of the source's 16 bits, for a forecast before
 _OCTET_S, _SMALLEST_PLAIN_S, _SMALLEST_GPTQ_S = 3.3e-6, 1.1e-6, 6.6e-6
 # Memory of a job without evaluation: the job's own process and its child process with their libraries; what each
 # thread adds while a file is written (rows in float32, as stored and packed); each process that packs weights on a
-# grid; and each token of a folder's tokenizer while the folder is converted. Measured: log-archive.md, "Memory of
-# tier instant".
-_PROCESSES_BYTES, _THREAD_BYTES, _PACKING_BYTES, _TOKEN_BYTES = 224 << 20, 24 << 20, 128 << 20, 1200
+# grid; and each token of a folder's tokenizer. Measured: docs/dev/quantization.md, "What it costs".
+_PROCESSES_BYTES, _THREAD_BYTES, _PACKING_BYTES, _TOKEN_BYTES = 176 << 20, 16 << 20, 80 << 20, 1200
 _EVALUATION_BYTES = 2 << 30  # contexts, predictions and Hessians, in addition to the models
 _LOAD_S = 1.0  # starting a child process and loading Python's libraries
 _VERIFY_RUNS = 4.3  # the source once, and two quantized files, which are slower for large batches
@@ -141,9 +140,10 @@ def _memory_bytes(shape: JobShape, plan: QuantPlan) -> int:
         width = max((t.row_values for t in shape.model.tensors if allows_quantization(t)), default=1)
         factored = parts_in_memory(cores, width) if shape.tier != "instant" else 0
         return max(evaluating, _PROCESSES_BYTES + factored * FACTOR_BYTES * width**2)
+    # The process that converts also writes, and keeps its memory.
     converting = _TOKEN_BYTES * _num_tokens(shape.model) if shape.converts else 0
     packing = min(cores, len(plan.exact)) * _PACKING_BYTES
-    return _PROCESSES_BYTES + max(converting, cores * _THREAD_BYTES, packing)
+    return _PROCESSES_BYTES + converting + max(cores * _THREAD_BYTES, packing)
 
 
 def _source_bytes(model: ModelSpec) -> int:
