@@ -21,6 +21,8 @@ GPU_CORES: Final = "gpu-core-count"
 LINK: Final = "PCI Express link, GB/s"
 
 _APPLE: Final = re.compile(r"(?:apple )?m(\d{1,2})((?: pro| max| ultra)?)")
+# The PCI database's word for what drivers call "Laptop GPU", as in "GeForce RTX 4060 Max-Q / Mobile".
+_MOBILE: Final = re.compile(r"(?:max-q / mobile|mobile / max-q|mobile)\b")
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Confidence = Literal["high", "medium", "low"]
@@ -139,11 +141,10 @@ def cpu_kind(name: str) -> CpuKind:
 
 def apple_gpus(cpu_name: str) -> tuple[Gpu, ...]:
     """The GPUs that an Apple chip of this name is sold with, smallest first; of a newer one its predecessor's."""
-    match = _APPLE.fullmatch(cpu_name.strip().lower())
-    if match is None:
-        return ()
-    for generation in range(int(match[1]), 0, -1):
-        name = f"apple m{generation}{match[2]}"
+    own = cpu_name.strip().lower()
+    match = _APPLE.fullmatch(own)
+    older = (f"apple m{generation}{match[2]}" for generation in range(int(match[1]), 0, -1)) if match else ()
+    for name in (own, *older):
         rows = [row for row in chips().gpus if name in row.names]
         if rows:
             return tuple(sorted(rows, key=lambda row: row.units or 0))
@@ -153,7 +154,8 @@ def apple_gpus(cpu_name: str) -> tuple[Gpu, ...]:
 def with_chips(machine: Machine) -> Machine:
     """`machine` with each device's chip; unknown bandwidths and units are taken from the chip."""
     cpu_name = next((d.name for d in machine.devices if d.kind == "cpu"), "")
-    usual = None if machine.environment == "vm" else cpu_kind(cpu_name)
+    kind = cpu_kind(cpu_name)
+    usual = kind if kind.match and machine.environment != "vm" else None
     devices = tuple(_with_chip(device, cpu_name, usual, machine.system) for device in machine.devices)
     return replace(machine, devices=devices)
 
@@ -191,24 +193,35 @@ def _with_units(runtime: Runtime, row: Gpu, system: str) -> Runtime:
 
 def _with_bandwidth(memory: Memory, gbs: float | None, row: Gpu | CpuKind | None) -> Memory:
     is_known = memory.bandwidth_gbs is not None and not memory.bandwidth_source.startswith(USUAL)
-    if is_known or gbs is None or row is None or (row.id == "other"):
+    if is_known or gbs is None or row is None:
         return memory
     return replace(memory, bandwidth_gbs=gbs, bandwidth_source=f"{USUAL} {row.name}")
 
 
 def gpu_of(device: Device, cpu_name: str) -> Gpu | None:
-    """The row of a GPU: by PCI id, else by target; several are narrowed by name, then the smallest is used."""
+    """The row of a GPU: by PCI id, else by target; several are narrowed by name, then the smallest is used.
+
+    Lists of ids are incomplete: a name that no row of the id has is looked up among all rows of its target.
+    """
     rows = [row for row in chips().gpus if (row.vendor, row.kind) == (device.vendor, device.kind)]
-    words = [device.name, *(runtime.description for runtime in device.runtimes)]
-    if device.kind == "igpu":
-        words.append(cpu_name)
-    text = " ".join(words).lower().replace("(tm)", "").replace("(r)", "")
+    own_text = _plain(" ".join([device.name, *(runtime.description for runtime in device.runtimes)]))
+    texts = (own_text, _plain(cpu_name)) if device.kind == "igpu" else (own_text,)
     by_id = _by_id(rows, device.pci_id, device.arch)
+    targets = {identity for row in by_id for identity in row.ids if ":" not in identity}
+    relatives = [row for row in rows if targets.intersection(row.ids)]
+    groups = (_by_name(group, text) for text in texts for group in (by_id or rows, relatives))
     apple = apple_gpus(cpu_name) if device.vendor == "Apple" else ()
-    matches: Sequence[Gpu] = apple or _by_name(by_id or rows, text) or by_id
-    if sized := [row for row in by_id if str(row.units) == _counted(device)]:
-        matches = [row for row in sized if row in matches] or sized
+    # The name of an id may stand for several chips ("Radeon 660M/680M"), which the CPU's name tells apart.
+    matches: Sequence[Gpu] = apple or min((group for group in groups if group), key=len, default=by_id)
+    for group in (matches, by_id, relatives):
+        if sized := [row for row in group if str(row.units) == _counted(device)]:
+            return _of_size(sized, device)
     return _of_size(matches, device) if matches else None
+
+
+def _plain(name: str) -> str:
+    """A name in lower case, without trade marks and with the drivers' words for a GPU of a laptop."""
+    return _MOBILE.sub("laptop gpu", name.lower().replace("(tm)", "").replace("(r)", ""))
 
 
 def _by_id(rows: Sequence[Gpu], pci_id: str | None, arch: str | None) -> list[Gpu]:

@@ -53,6 +53,8 @@ TABLE: dict[tuple[int, int], GpuId] = {
     (0x1002, 0x15DD): _apu("Radeon Vega (Raven)", "gfx902"),
     (0x1002, 0x13FE): _apu("BC-250 (Cyan Skillfish)", "gfx1013"),
     (0x10DE, 0x2E12): _apu("GB10", "sm_121"),
+    (0x10DE, 0x2E03): _apu("RTX Spark N1X", "sm_121"),
+    (0x10DE, 0x2E06): _apu("RTX Spark N1X", "sm_121"),
 }
 # AMD's targets that are integrated GPUs only, whatever their id.
 INTEGRATED_TARGETS = frozenset(c.arch for c in TABLE.values() if c.integrated and (c.arch or "").startswith("gfx"))

@@ -37,7 +37,7 @@ def _filled(device: Device, row: list[str] | None, ram: SystemMemory) -> Device:
         return device
     total, used = number(row[2]), number(row[3])
     capability = row[4].replace(".", "")
-    if total is None:  # a unified-memory GPU such as GB10 reports "[N/A]"
+    if total is None or device.kind == "igpu":  # shared memory: GB10 reports "[N/A]", others their carve-out
         memory = device.memory
     else:
         vram, used_bytes = total << 20, (used or 0) << 20

@@ -21,21 +21,35 @@ ADDRESS_SPACE_OVERHEAD = 384 << 20
 BANDWIDTH_CEILINGS: tuple[tuple[re.Pattern[str], float], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), ceiling)
     for pattern, ceiling in (
+        (r"ryzen ai max\S* (?:pro )?4\d\d", 273.0),  # 256 bit LPDDR5X-8533
         (r"ryzen ai max", 256.0),  # 256 bit LPDDR5X-8000
+        (r"ryzen ai [579] (?:hx |h )?(?:pro )?4\d\d", 136.5),  # 128 bit LPDDR5X-8533
         (r"ryzen ai [579] ", 128.0),  # 128 bit LPDDR5X-8000
-        (r"ryzen [3579] (7|8)\d4\d|ryzen [3579] 2[0-9]0", 120.0),  # 128 bit LPDDR5X-7500
+        (r"ryzen [3579] (?:pro )?[78]\d4\d|ryzen [3579] (?:pro )?(?:h )?2\d\d\b", 120.0),  # 128 bit LPDDR5X-7500
         (r"ryzen .*(8[567]00G|9\d{3}X|7\d{3}X|9\d{3}\b|7\d{3}\b)", 102.4),  # dual-channel DDR5-6400
         (r"core\(tm\) ultra \d+ 2\d\dV", 136.5),  # Lunar Lake, 128 bit LPDDR5X-8533
         (r"core\(tm\) ultra (x?\d) 3\d\d", 153.6),  # Panther Lake, 128 bit LPDDR5X-9600
         (r"core\(tm\) ultra", 134.4),  # Meteor and Arrow Lake, 128 bit LPDDR5X-8400
         (r"i[3579]-1[234]\d{3}", 102.4),
-        (r"x2 elite extreme|x2e-9[46]", 228.0),  # 192 bit LPDDR5X-9523
+        (r"x2 elite extreme|x2e-?9[46]", 228.0),  # 192 bit LPDDR5X-9523
         (r"snapdragon.*x2|x2 elite", 152.0),  # 128 bit LPDDR5X-9523
         (r"snapdragon|x1e|x1p|x elite", 135.0),
     )
 )
+# CPU name pattern: width of its memory controller in bits. Four modules of a desktop share two channels, but DMI
+# lists the width of each. Source: the vendors' data sheets: channels x 64 bits. Servers are not limited here.
+CONTROLLER_BITS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), bits)
+    for pattern, bits in (
+        (r"threadripper pro", 512),
+        (r"threadripper|ryzen ai max", 256),
+        (r"i[79]-\d{4,5}xe?\b|i7-(?:[345][89]|6[89])\d\d", 256),  # Core X and its predecessors
+        (r"ryzen|athlon|core\(tm\)|pentium|celeron", 128),
+    )
+)
 # Packages that are sold with only one memory configuration.
 SOLDERED: tuple[tuple[re.Pattern[str], float], ...] = (
+    (re.compile(r"ryzen ai max\S* (?:pro )?4\d\d", re.IGNORECASE), 273.0),
     (re.compile(r"ryzen ai max", re.IGNORECASE), 256.0),
     (re.compile(r"core\(tm\) ultra \d+ 2\d\dV", re.IGNORECASE), 136.5),
 )
@@ -108,6 +122,14 @@ def _bus(modules: list[dict[str, int | None]], source: str) -> MemoryBus:
     )
 
 
+def _within_controller(bus: MemoryBus, cpu_name: str) -> MemoryBus:
+    """The bus, not wider than the CPU's memory controller."""
+    widest = next((bits for pattern, bits in CONTROLLER_BITS if pattern.search(cpu_name)), None)
+    if widest is None or bus.bits is None or bus.bits <= widest:
+        return bus
+    return msgspec.structs.replace(bus, bits=widest)
+
+
 def clamped_bandwidth(bus: MemoryBus, cpu_name: str) -> tuple[float | None, str]:
     """Bandwidth in GB/s and its source, never above the limit of the CPU's controller."""
     reported = bus.bandwidth_gbs
@@ -141,7 +163,7 @@ def _linux(host: Host, cpu_name: str) -> SystemMemory:
         # Free pages of the contiguous memory allocator are not available to a driver that pins its buffers.
         available = min(available - min(available, _kib(info.get("CmaFree")) or 0), total)
     limit = memory_limit(host)
-    bus = linux_bus(host)
+    bus = _within_controller(linux_bus(host), cpu_name)
     gbs, source = clamped_bandwidth(bus, cpu_name)
     limit_bytes, limit_source = None, ""
     if limit is not None and (total is None or limit.limit_bytes < total):
@@ -182,7 +204,7 @@ def _windows(host: Host, cpu_name: str) -> SystemMemory:
     if total is not None and available is not None:
         available = min(available, total)
     installed = number(status.get("installed"))
-    bus = _bus(table_modules(host), "SMBIOS memory devices")
+    bus = _within_controller(_bus(table_modules(host), "SMBIOS memory devices"), cpu_name)
     gbs, source = clamped_bandwidth(bus, cpu_name)
     return SystemMemory(
         total_bytes=total,

@@ -417,7 +417,7 @@ def link_gbs(device: Device) -> float:
     if device.kind != "dgpu":
         return bandwidth(device) * SHARED_LINK_SHARE
     chip = gpu(device.chip)
-    usual = LAPTOP_LINK_GBS if chip is not None and "Laptop" in chip.name else CARD_LINK_GBS
+    usual = LAPTOP_LINK_GBS if chip is not None and "laptop" in chip.name.lower() else CARD_LINK_GBS
     link = next((float(e.value) for e in device.evidence if e.key == LINK), None)
     return usual if link is None else min(CARD_LINK_GBS, link * LINK_SHARE)
 

@@ -10,10 +10,12 @@ from devices.backends.ggml_child import reported_units
 from devices.chips import GPU_CORES, LINK, TABLE, USUAL, chips, cpu_kind, gpu, gpu_of, read_chips, with_chips
 from devices.host import CommandResult
 from devices.probes import gpu_ids
-from devices.probes.ram import apple_bandwidth, gpu_cores
+from devices.probes.nvidia import COMMAND, with_nvidia_smi
+from devices.probes.ram import apple_bandwidth, gpu_cores, system_memory
 from devices.recording import RecordedHost
 from devices.report import recorded_report
-from devices.types import Device, Evidence, Memory, Runtime
+from devices.types import Device, Evidence, Memory, Runtime, SystemMemory
+from engine.placement.chip_speeds import link_gbs
 from tests.support.machines.machines import machines
 
 MACHINES = {name: recorded_report(RecordedHost(recording)) for name, recording in machines().items()}
@@ -145,6 +147,7 @@ def test_an_amd_gpu_with_an_unknown_id_is_integrated_by_its_target():
         ("Apple M6 Pro", 20, "m5-pro"),  # a newer one is at least as fast
         ("Apple M5 Ultra", 80, "m3-ultra"),
         ("Apple M9", None, "m5-8"),
+        ("Apple A18 Pro", 5, "a18-pro"),
     ],
 )
 def test_apples_chips_by_name_and_cores(name, cores, chip):
@@ -155,7 +158,14 @@ def test_apples_chips_by_name_and_cores(name, cores, chip):
 
 @pytest.mark.parametrize(
     ("pci", "integrated"),
-    [("8086:fd80", True), ("8086:4628", True), ("8086:b640", True), ("8086:e220", False), ("1002:164c", True)],
+    [
+        ("8086:fd80", True),
+        ("8086:4628", True),
+        ("8086:b640", True),
+        ("8086:e220", False),
+        ("1002:164c", True),
+        ("10de:2e03", True),
+    ],
 )
 def test_ids_that_came_later(pci, integrated):
     vendor, device = (int(part, 16) for part in pci.split(":"))
@@ -210,6 +220,7 @@ def test_bandwidth_is_the_usual_one_only_where_nothing_tells():
         ("Apple M4 Max", None, 410),
         ("Apple M3 Max", 40, 400),
         ("Apple M3 Max", 30, 300),
+        ("Apple A18 Pro", None, 60),
     ],
 )
 def test_apples_bandwidth_follows_the_gpus_cores(name, cores, gbs):
@@ -236,9 +247,18 @@ def test_the_gpus_cores_are_read_from_its_driver():
         ("AMD Ryzen 9 7945HX with Radeon Graphics", "amd-two-chiplets"),
         ("AMD Ryzen 7 PRO 7840U w/ Radeon 780M Graphics", "amd-laptop"),
         ("AMD Ryzen Z1 Extreme", "amd-laptop"),
+        ("AMD Ryzen 7 255 w/ Radeon 780M Graphics", "amd-laptop"),
+        ("AMD Ryzen 7 H 255 w/ Radeon 780M Graphics", "amd-laptop"),
+        ("AMD Ryzen 7 8840HS w/ Radeon 780M Graphics", "amd-laptop"),
+        ("AMD Ryzen 7 8840HX with Radeon Graphics", "amd-two-chiplets"),
+        ("AMD Ryzen 9 7940HX with Radeon Graphics", "amd-two-chiplets"),
+        ("AMD Ryzen 9 8945HX with Radeon Graphics", "amd-two-chiplets"),
+        ("AMD Ryzen 5 1500X Quad-Core Processor", "amd-desktop"),
         ("AMD Ryzen 7 7800X3D 8-Core Processor", "amd-desktop"),
         ("AMD RYZEN AI MAX+ 395 w/ Radeon 8060S", "strix-halo"),
         ("AMD Ryzen Threadripper 3970X 32-Core Processor", "threadripper"),
+        ("AMD Ryzen Threadripper PRO 5975WX 32-Cores", "threadripper"),
+        ("AMD Ryzen Threadripper PRO 7965WX 24-Cores", "threadripper-pro-ddr5"),
         ("13th Gen Intel(R) Core(TM) i9-13900HX", "intel-hx"),
         ("13th Gen Intel(R) Core(TM) i7-1360P", "intel-laptop"),
         ("Intel(R) Core(TM) 7 150U", "intel-laptop"),
@@ -252,10 +272,15 @@ def test_the_gpus_cores_are_read_from_its_driver():
         ("Intel(R) Core(TM) Ultra X9 388H", "panther-lake"),
         ("Intel(R) N100", "intel-n"),
         ("Intel(R) Core(TM) i3-N305", "intel-n"),
+        ("Intel(R) Core(TM) 3 N350", "intel-n"),
         ("Intel(R) Celeron(R) N5105 @ 2.00GHz", "intel-n"),
         ("Snapdragon(R) X Elite - X1E80100 - Qualcomm(R) Oryon(TM) CPU", "x1"),
+        ("Snapdragon(R) X 10-core X1P64100 @ 3.40 GHz", "x1"),
+        ("Snapdragon(R) X2 - X2E96100", "x2-elite-extreme"),
         ("Apple M3 Max", "apple-large"),
         ("Apple M4", "apple"),
+        ("Apple A18 Pro", "apple-a"),
+        ("Arm core 0xd87", "gb10-cpu"),  # as Linux names a GB10, whose slow cores come first
         ("something new", "other"),
     ],
 )
@@ -319,3 +344,111 @@ def test_the_slowest_link_to_a_card_is_known(files, link):
     function = PciFunction("0000:03:00.0", 0x030000, 0x1002, 0x7550, None, "amdgpu", False, False)
     found = [e.value for e in _link(Host(), function) if e.key == LINK]
     assert found == ([] if link is None else [link])
+
+
+@pytest.mark.parametrize(
+    ("vendor", "name", "pci", "arch", "cpu", "chip"),
+    [
+        ("AMD", "AMD Radeon 760M Graphics", "1002:1900", "gfx1103", "", "gfx1103-760m"),
+        ("AMD", "AMD Radeon 740M Graphics", "1002:15bf", "gfx1103", "", "gfx1103-740m"),
+        ("AMD", "AMD Radeon 840M Graphics", "1002:1902", "gfx1153", "", "gfx1152-840m"),
+        ("AMD", "AMD Radeon Graphics", "1002:1681", None, "AMD Ryzen 7 6800H with Radeon Graphics", "gfx1035-680m"),
+        ("AMD", "AMD Radeon 660M/680M (Rembrandt)", "1002:1681", None, "AMD Ryzen 7 7735HS", "gfx1035-680m"),
+        ("AMD", "AMD Radeon Graphics", "1002:1681", None, "AMD Ryzen 5 6600H with Radeon Graphics", "gfx1035-660m"),
+        ("AMD", "AMD Ryzen Z1 Extreme", "1002:15bf", None, "AMD Ryzen Z1 Extreme", "gfx1103-780m"),
+        ("AMD", "AMD Radeon Graphics", "1002:15bf", None, "AMD Ryzen Z1", "gfx1103-740m"),
+        ("AMD", "AMD Ryzen Z2 Go", "1002:1681", "gfx1035", "AMD Ryzen Z2 Go", "gfx1035-680m"),
+        ("AMD", "AMD Radeon Graphics", "1002:150e", None, "AMD Ryzen Z2 Extreme", "gfx1150-890m"),
+        ("AMD", "AMD Ryzen Z2 A", None, None, "AMD Ryzen Z2 A", "gfx1033"),
+        ("AMD", "AMD Radeon 8065S Graphics", "1002:1586", None, "", "gfx1151-8060s"),
+        ("Intel", "Intel Graphics", "8086:b081", "xe3-lpg", "", "xe3-b370"),
+        ("Intel", "Intel Graphics", "8086:b086", "xe3-lpg", "", "xe3-b390"),
+        ("Intel", "Intel Arc B390 GPU", "8086:b082", "xe3-lpg", "", "xe3-b390"),
+        ("NVIDIA", "NVIDIA GB10", "10de:2e12", "sm_121", "", "gb10"),
+        ("NVIDIA", "NVIDIA RTX Spark N1X (6144-core Blackwell RTX GPU)", None, "sm_121", "", "n1x"),
+        ("NVIDIA", "NVIDIA RTX Spark N1X (5120-core Blackwell RTX GPU)", None, "sm_121", "", "n1x-40"),
+        ("NVIDIA", "NVIDIA N1X", "10de:2e06", "sm_121", "", "n1x-40"),
+        ("Qualcomm", "Qualcomm Adreno X1-85 GPU", None, None, "Snapdragon(R) X Plus - X1P64100", "adreno-x1-85"),
+        ("Qualcomm", "Qualcomm Adreno GPU", None, None, "Snapdragon(R) X Plus - X1P64100", "adreno-x1-85"),
+    ],
+)
+def test_integrated_gpus_by_the_names_that_systems_report(vendor, name, pci, arch, cpu, chip):
+    found = Device("0000:00:02.0", "igpu", vendor, name, "usable", Memory(), pci_id=pci, arch=arch)
+    assert gpu_of(found, cpu).id == chip
+
+
+@pytest.mark.parametrize(
+    ("vendor", "name", "pci", "arch", "chip"),
+    [
+        ("AMD", "AMD Radeon RX 6650 XT", "1002:73ef", "gfx1032", "rx6600xt"),
+        ("AMD", "AMD Radeon RX 6700S", "1002:73ef", "gfx1032", "rx6600m"),
+        ("Intel", "Intel Graphics", "8086:e222", "xe2-hpg", "b65"),
+        ("NVIDIA", "NVIDIA RTX PRO 5000 Blackwell", None, "sm_120", "rtxpro5000"),
+        ("NVIDIA", "NVIDIA RTX PRO 5000 Blackwell Generation Laptop GPU", None, "sm_120", "rtx5090m"),
+        ("NVIDIA", "NVIDIA RTX PRO 3000 Blackwell Generation Laptop GPU", None, "sm_120", "rtx5070tim"),
+        ("NVIDIA", "NVIDIA RTX PRO 2000 Blackwell Generation Laptop GPU", None, "sm_120", "rtx5060m"),
+        ("NVIDIA", "NVIDIA A10", None, "sm_86", "a10g"),
+        ("NVIDIA", "NVIDIA H100 80GB HBM3", None, "sm_90", "h100-sxm"),
+        ("NVIDIA", "NVIDIA H100 PCIe", None, "sm_90", "h100"),
+        ("NVIDIA", "NVIDIA A100-SXM4-40GB", None, "sm_80", "a100-40"),
+        ("NVIDIA", "NVIDIA RTX A5000 Laptop GPU", None, "sm_86", "rtx3080m"),
+        ("NVIDIA", "NVIDIA RTX A4000 Laptop GPU", None, "sm_86", "rtxa4000-m"),
+        ("NVIDIA", "NVIDIA RTX A2000 8GB Laptop GPU", None, "sm_86", "rtxa2000-m"),
+        ("NVIDIA", "NVIDIA RTX 1000 Ada Generation Laptop GPU", "10de:28b9", "sm_89", "rtx4050m"),
+        ("NVIDIA", "NVIDIA RTX 2000 Ada Generation Laptop GPU", "10de:28b8", "sm_89", "rtx2000ada-m"),
+        # As in the PCI database, before its driver is installed.
+        ("NVIDIA", "NVIDIA GeForce RTX 4060 Max-Q / Mobile", "10de:28e0", None, "rtx4060m"),
+        ("NVIDIA", "NVIDIA GeForce RTX 3070 Mobile / Max-Q", "10de:249d", None, "rtx3070m"),
+        ("NVIDIA", "NVIDIA GeForce RTX 5070 Ti Mobile", "10de:2f58", None, "rtx5070tim"),
+    ],
+)
+def test_cards_by_the_names_that_systems_report(vendor, name, pci, arch, chip):
+    found = Device("0000:01:00.0", "dgpu", vendor, name, "usable", Memory(), pci_id=pci, arch=arch)
+    assert gpu_of(found, "AMD Ryzen 7 6800H").id == chip
+
+
+def test_an_unknown_cpu_does_not_hide_the_published_bandwidth_of_a_gpu():
+    machine = MACHINES["sp-hx370-pci"]
+    cpu = replace(machine.device("cpu"), name="something new", memory=Memory(unified=True))
+    spark = Device("000f:01:00.0", "igpu", "NVIDIA", "NVIDIA GB10", "usable", Memory(unified=True), arch="sm_121")
+    found = with_chips(replace(machine, devices=(cpu, spark)))
+    assert found.device("igpu").memory.bandwidth_gbs == 273
+    assert found.device("cpu").memory.bandwidth_gbs is None
+
+
+@pytest.mark.parametrize(
+    ("cpu", "modules", "bits", "speed", "gbs"),
+    [
+        ("AMD Ryzen 9 7950X 16-Core Processor", 2, 64, 6000, 96.0),
+        ("AMD Ryzen 9 7950X 16-Core Processor", 4, 64, 3600, 57.6),
+        ("Intel(R) Core(TM) i5-9500 CPU @ 3.00GHz", 4, 64, 2666, 42.656),
+        ("Intel(R) Core(TM) i9-10900X CPU @ 3.70GHz", 8, 64, 2933, 93.856),
+        ("AMD Ryzen Threadripper 3970X 32-Core Processor", 8, 64, 3200, 102.4),
+        ("AMD Ryzen Threadripper PRO 5975WX 32-Cores", 8, 64, 3200, 204.8),
+        ("AMD EPYC 9274F 24-Core Processor", 12, 64, 4800, 460.8),
+        ("AMD RYZEN AI MAX+ 395 w/ Radeon 8060S", 8, 32, 8000, 256.0),
+        ("AMD RYZEN AI MAX+ PRO 495 w/ Radeon 8065S", 8, 32, 8533, 273.0),
+        ("AMD Ryzen AI 9 HX 470 w/ Radeon 890M", 4, 32, 8533, 136.5),
+    ],
+)
+def test_modules_that_share_a_channel_add_no_bandwidth(cpu, modules, bits, speed, gbs):
+    facts = {"DATA_WIDTH": bits, "SIZE": 16 << 30, "SPEED_MTS": speed}
+    lines = [f"E:MEMORY_DEVICE_{n}_{key}={value}" for n in range(modules) for key, value in facts.items()]
+    files = {"/run/udev/data/+dmi:id": "\n".join(lines), "/proc/meminfo": "MemTotal: 64000000 kB\n"}
+    memory = system_memory(RecordedHost({"system": "linux", "files": files}), cpu)
+    assert memory.bandwidth_gbs == pytest.approx(gbs, rel=0.001)
+
+
+def test_nvidia_smi_does_not_hide_the_memory_that_an_integrated_gpu_shares():
+    memory = Memory(64 << 30, 8 << 30, None, 45 << 30, unified=True)
+    spark = Device("0000:01:00.0", "igpu", "NVIDIA", "NVIDIA N1X", "present", memory, pci="0000:01:00.0")
+    row = "00000000:01:00.0, NVIDIA N1X, 8128, 5, 12.1, 616.00\n"
+    host = RecordedHost({"commands": {" ".join(COMMAND): {"returncode": 0, "stdout": row}}})
+    (found,) = with_nvidia_smi(host, (spark,), SystemMemory(total_bytes=56 << 30))
+    assert found.arch == "sm_121"
+    assert found.memory.budget_bytes == 53 << 30
+
+
+def test_the_usual_link_of_a_laptops_card_is_that_of_a_laptop():
+    card_of_laptop = replace(card("AMD Radeon RX 7600S"), vendor="AMD", arch=None, chip="rx7600s")
+    assert link_gbs(card_of_laptop) == link_gbs(card("x", chip="rtx4060m")) < link_gbs(card("x", chip="rtx4060"))

@@ -165,6 +165,9 @@ ASSEMBLED = {
     "8040S": (
         ("AMD RYZEN AI MAX 380 w/ Radeon 8040S", 6, 63, 256, ("AMD Radeon 8040S", 48, "1002:1586", "gfx1151")),
         (_I, _I, _I, _I), HALO),
+    "RTX Spark": (
+        ("Arm core 0xd87", 10, 54, 300, ("NVIDIA RTX Spark N1X", 45, "10de:2e03", "sm_121")),
+        (_I, _I, _I, _I), "NVIDIA: its GPU shares the memory"),
     "Arc A770": (
         ("12th Gen Intel(R) Core(TM) i7-12700K", 8, 32, 76.8, ("Intel Arc A770", 16, "8086:56a0", "xe-hpg")),
         (_V, _V, _V, _V + "+"), "9 TFLOPS against 1.2"),
