@@ -1,11 +1,13 @@
-"""Detects the Linux distribution, how it installs packages, and how it sets kernel parameters."""
+"""Detects the Linux distribution, how it installs packages, and how it sets kernel parameters.
+
+start.py uses it before any package is installed, so it imports only the standard library.
+"""
 
 import re
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-import msgspec
-
-from devices.host import Host, fields, text
+if TYPE_CHECKING:
+    from devices.host import Host
 
 Family = Literal["debian", "fedora", "arch", "suse", "nixos", "other"]
 
@@ -28,21 +30,48 @@ _INSTALL: Final[dict[Family, str]] = {
 _IMAGE_INSTALL: Final[dict[Family, str]] = {
     "fedora": "rpm-ostree install {}",
     "suse": "sudo transactional-update pkg install {}",
-    "arch": "sudo steamos-readonly disable && sudo pacman -S {}",
+    "arch": "sudo steamos-readonly disable && sudo pacman-key --init && sudo pacman-key --populate && "
+    "sudo pacman -S {}",
 }
-# The packages with NVIDIA's driver, and the repository that has them if it is off at first.
-# Source: the distributions' documentation, November 2026.
+# The packages with NVIDIA's driver, and the repository that has them if it is off at first: for GPUs from Turing
+# on, and for older ones, which driver 590 does not support. Sources: Arch's news of December 2025 on that driver,
+# the packages of RPM Fusion, and of NVIDIA's repository for openSUSE (G07, G06).
 _NVIDIA: Final[dict[Family, tuple[str, str]]] = {
-    "debian": ("nvidia-driver", "non-free"),
-    "fedora": ("akmod-nvidia", "RPM Fusion nonfree"),
+    "debian": ("nvidia-driver", "contrib non-free"),
+    "fedora": ("akmod-nvidia xorg-x11-drv-nvidia-cuda", "RPM Fusion nonfree"),
     "arch": ("nvidia-open", ""),
-    "suse": ("nvidia-driver-G06-kmp-default nvidia-gl-G06", "NVIDIA"),
+    "suse": ("nvidia-open-driver-G07-signed-kmp-meta nvidia-userspace-meta-G07", "NVIDIA"),
+}
+_NVIDIA_580: Final[dict[Family, tuple[str, str]]] = {
+    "debian": _NVIDIA["debian"],
+    "fedora": ("akmod-nvidia-580xx xorg-x11-drv-nvidia-580xx-cuda", "RPM Fusion nonfree"),
+    "suse": ("nvidia-driver-G06-kmp-meta nvidia-userspace-meta-G06", "NVIDIA"),
+}
+_FIRST_TURING: Final = 0x1E00
+# Systems with a command that chooses the driver for the GPU and the kernel. Sources: their documentation.
+_NVIDIA_COMMANDS: Final = {
+    "pop": "sudo apt install system76-driver-nvidia",
+    "cachyos": "sudo chwd -a",
+    "manjaro": "sudo mhwd -a pci nonfree 0300",
+}
+# The driver is a part of other images of these systems. Source: ublue-os/bazzite.
+_IMAGES_WITH_NVIDIA: Final = frozenset({"bazzite", "bluefin", "aurora"})
+# openSUSE's packages that enable NVIDIA's repository. Source: openSUSE-repos.spec.
+_SUSE_REPOSITORIES: Final = {
+    f"opensuse-{name.lower()}": f"openSUSE-repos-{name}-NVIDIA" for name in ("Tumbleweed", "Slowroll", "Leap")
+}
+# The package with the firmware of AMD's GPUs. Source: the distributions' package lists and recipes.
+_AMD_FIRMWARE: Final[dict[Family, str]] = {
+    "debian": "firmware-amd-graphics",
+    "fedora": "amd-gpu-firmware",
+    "arch": "linux-firmware-amdgpu",
+    "suse": "kernel-firmware-amdgpu",
 }
 # openSUSE's systems that change only as a whole, and SteamOS, whose packages are lost after its next update.
 _IMAGES: Final = re.compile(r"opensuse-(?:microos|aeon|kalpa|leap-micro)|sl-micro|steamos")
 
 
-class Distribution(msgspec.Struct, frozen=True):
+class Distribution(NamedTuple):
     """`id` and `version` as in /etc/os-release; `name` is the display name. Empty if unknown.
 
     `image_based`: packages are layered on an image (Silverblue, Bazzite, MicroOS, SteamOS).
@@ -69,34 +98,66 @@ class Distribution(msgspec.Struct, frozen=True):
         return tuple(int(part) for part in parts) if all(p.isdecimal() and p.isascii() for p in parts) else ()
 
 
-def distribution(host: Host) -> Distribution:
+def distribution(host: "Host") -> Distribution:
     """The distribution according to /etc/os-release."""
+    from devices.host import text
+
     if host.system != "linux":
         return Distribution()
-    release = {
-        key: value.strip().strip("\"'")
-        for key, value in fields(text(host, "/etc/os-release") or text(host, "/usr/lib/os-release"), "=").items()
-    }
+    release = text(host, "/etc/os-release") or text(host, "/usr/lib/os-release")
+    return parsed(release, is_ostree=host.access("/run/ostree-booted") != "absent")
+
+
+def parsed(os_release: str, *, is_ostree: bool) -> Distribution:
+    """The distribution that the text of /etc/os-release names. is_ostree: the system was started from an image."""
+    lines = (line.partition("=") for line in reversed(os_release.splitlines()))
+    release = {key.strip(): value.strip().strip("\"'") for key, _, value in lines}  # the first of a repeated key
     own, version = release.get("ID", "")[:64], release.get("VERSION_ID", "")[:32]
     words = [own, *release.get("ID_LIKE", "").split()]
     family: Family = next((_FAMILIES[word] for word in words if word in _FAMILIES), "other")
     name = f"{release.get('NAME', own).removesuffix(' GNU/Linux').removesuffix(' Linux')} {version}".strip()[:64]
-    image = family == "fedora" and host.access("/run/ostree-booted") != "absent"
-    image = image or _IMAGES.fullmatch(own) is not None
+    image = (family == "fedora" and is_ostree) or _IMAGES.fullmatch(own) is not None
     return Distribution(own, version, name or "this system", family, image, "ubuntu" in words)
 
 
-def nvidia_driver(system: Distribution) -> str:
-    """How this distribution installs NVIDIA's driver."""
+def nvidia_driver(system: Distribution, pci_id: str | None = None) -> str:
+    """How this distribution installs NVIDIA's driver for the GPU with this `vvvv:dddd`."""
+    chip = int(pci_id.partition(":")[2] or "0", 16) if pci_id else _FIRST_TURING
+    is_old = chip < _FIRST_TURING
     if system.family == "nixos":
         options = '`services.xserver.videoDrivers = [ "nvidia" ];` and `hardware.nvidia.open = true;`'
+        if is_old:
+            package = "package = config.boot.kernelPackages.nvidiaPackages.legacy_580;"
+            options = f"{options.partition(' and ')[0]} and `hardware.nvidia = {{ open = false; {package} }};`"
         return f"Set {options} in the system's configuration and rebuild it."
-    package, repository = _NVIDIA.get(system.family, ("", ""))
-    if system.is_ubuntu or not package:
-        how = ": `sudo ubuntu-drivers install`" if system.is_ubuntu else ""
-        return f"Install NVIDIA's driver{how}, then restart."
+    if system.id in _IMAGES_WITH_NVIDIA:
+        return f"Change to {system.name}'s image that contains NVIDIA's driver, then restart."
+    command = "sudo ubuntu-drivers install" if system.is_ubuntu else None
+    if command := _NVIDIA_COMMANDS.get(system.id, command):
+        return f"Install NVIDIA's driver: `{command}`, then restart."
+    if system.family == "arch" and is_old:
+        return "Install NVIDIA's driver 580 from Arch's user repository: `nvidia-580xx-dkms`, then restart."
+    package, repository = (_NVIDIA_580 if is_old else _NVIDIA).get(system.family, ("", ""))
+    if not package or system.id == "steamos":
+        return "Install NVIDIA's driver, then restart."
+    command = system.install(package)
+    if system.id in _SUSE_REPOSITORIES:
+        command, repository = f"{system.install(_SUSE_REPOSITORIES[system.id])} && {command}", ""
     source = f" from the repository {repository} (enable it first)" if repository else ""
-    return f"Install NVIDIA's driver{source}: `{system.install(package)}`, then restart."
+    return f"Install NVIDIA's driver{source}: `{command}`, then restart."
+
+
+def amd_firmware(system: Distribution) -> str:
+    """The command that installs the firmware of AMD's GPUs."""
+    package = "linux-firmware" if system.is_ubuntu else _AMD_FIRMWARE.get(system.family, "linux-firmware")
+    return system.install(package)
+
+
+def npu_firmware(system: Distribution) -> str:
+    """The command that updates the firmware of AMD's NPUs, which is in a package of other firmware."""
+    if system.family == "debian" and not system.is_ubuntu:
+        return "sudo apt upgrade"
+    return system.install("kernel-firmware-platform" if system.family == "suse" else "linux-firmware")
 
 
 def iommu_switches(parameters: list[str]) -> str:
@@ -104,7 +165,7 @@ def iommu_switches(parameters: list[str]) -> str:
     return " ".join(word for word in parameters if word in {"amd_iommu=off", "iommu=off"})
 
 
-def set_kernel_parameters(host: Host, add: str, remove: str = "") -> str:
+def set_kernel_parameters(host: "Host", add: str, remove: str = "") -> str:
     """Commands that change the kernel command line for the next start, by boot loader.
 
     Both may have several parameters; those of `remove` are on the line now.
@@ -127,7 +188,7 @@ def set_kernel_parameters(host: Host, add: str, remove: str = "") -> str:
     return _edit_boot_files(host, system, add, old_words)
 
 
-def _edit_boot_files(host: Host, system: Distribution, add: str, old_words: list[str]) -> str:
+def _edit_boot_files(host: "Host", system: Distribution, add: str, old_words: list[str]) -> str:
     """The same for boot loaders whose files are edited by hand."""
     less = "".join(f"s/ *{word}//; " for word in old_words)
     if host.access("/etc/default/limine") != "absent":
@@ -163,5 +224,5 @@ _BOOT_FILES: Final = {
 } | {"/boot/refind_linux.conf": "each line of /boot/refind_linux.conf"}
 
 
-def _has_program(host: Host, name: str) -> bool:
+def _has_program(host: "Host", name: str) -> bool:
     return any(host.access(f"/usr/{folder}/{name}") != "absent" for folder in ("sbin", "bin"))

@@ -84,7 +84,7 @@ class _Look(NamedTuple):
         """Why Vulkan cannot use the GPUs, given the reason of a failed load, and the fix."""
         if LOADER in reason:
             words = f"the Vulkan loader ({LOADER}) is not installed"
-            return words, install_driver(self.system, self.gpus[0].vendor)
+            return words, install_driver(self.system, self.gpus[0])
         found_nothing = _FOUND_NOTHING.search(reason)
         limit = next((name for name in _LIMITING if self.host.env(name)), None) if found_nothing else None
         if limit is not None:
@@ -206,7 +206,7 @@ def driver_problem(host: Host, system: Distribution, devices: tuple[Device, ...]
             words = "no Vulkan driver is installed"
             if device.vendor in _DRIVER_FILES:
                 words = f"no Vulkan driver for {device.vendor} is installed"
-            return words, install_driver(system, device.vendor)
+            return words, install_driver(system, device)
     for device in devices:
         needed = next((MESA_FOR_ARCH[name] for name in _targets(device) if name in MESA_FOR_ARCH), None)
         have = mesa_version(host, system, device.vendor) if needed else None
@@ -231,7 +231,7 @@ def _unsuited(host: Host, system: Distribution, device: Device, cpu_name: str) -
             _UNSUITED, f"The kernel driver radeon has none. Radeon HD 7700 and newer can use amdgpu: {change}",
         )  # fmt: skip
     if device.driver == "nouveau":
-        return _UNSUITED, nvidia_driver(system)
+        return _UNSUITED, nvidia_driver(system, device.pci_id)
     chip = gpu_of(device, cpu_name)
     if chip is not None and not _WITHOUT_16_BITS & {*chip.ids}:
         return types.NOT_OFFERED, fix_hints.RESTART_NVIDIA if device.driver == "nvidia" else fix_hints.RESTART
@@ -248,14 +248,14 @@ def driver_files(host: Host) -> tuple[str, ...]:
     )
 
 
-def install_driver(system: Distribution, vendor: str) -> str:
-    """How this distribution installs the vendor's Vulkan driver."""
-    if vendor == "NVIDIA":
-        return nvidia_driver(system)
+def install_driver(system: Distribution, device: Device) -> str:
+    """How this distribution installs the Vulkan driver of a GPU."""
+    if device.vendor == "NVIDIA":
+        return nvidia_driver(system, device.pci_id)
     if system.family == "nixos":
         return "Set `hardware.graphics.enable = true;` in the system's configuration and rebuild it."
     packages = _PACKAGES.get(system.family, {})
-    package = packages.get(vendor) or packages.get("")
+    package = packages.get(device.vendor) or packages.get("")
     if package is None:
         return (
             "Install a Vulkan driver: Mesa's for AMD and Intel (`mesa-vulkan-drivers`, elsewhere `vulkan-radeon` "

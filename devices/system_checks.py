@@ -3,7 +3,7 @@
 import re
 
 from devices.chips import cpu_kind
-from devices.distribution import distribution, iommu_switches, set_kernel_parameters
+from devices.distribution import amd_firmware, distribution, iommu_switches, npu_firmware, set_kernel_parameters
 from devices.environment import UNIFIED_MEMORY
 from devices.host import Host, text
 from devices.types import Device, Finding, Machine
@@ -240,7 +240,7 @@ def _firmware(host: Host, machine: Machine) -> list[Finding]:
             "warning",
             "This GPU's firmware hangs with ROCm",
             "MES 0x83 came with linux-firmware 20251125; 0x80 and linux-firmware 20260110 are good. Vulkan works.",
-            f"{distribution(host).install('linux-firmware')} (20260110 or newer) and reboot; "
+            f"{amd_firmware(distribution(host))} (20260110 or newer) and reboot; "
             "on Debian remove amdgpu-dkms-firmware",
             gpu.id,
         )
@@ -260,7 +260,7 @@ def _npu_firmware(host: Host, machine: Machine) -> list[Finding]:
             "advice",
             f"The NPU's firmware {npu.driver_version} is older than {good}",
             f"Language models on it were reported to work from {good} on, with the driver of kernel 7.0 or newer.",
-            f"{distribution(host).install('linux-firmware')} and reboot",
+            f"{npu_firmware(distribution(host))} and reboot",
             npu.id,
         )
     ]

@@ -11,7 +11,9 @@ import click
 from app.cli.echo import InputRefused
 
 if TYPE_CHECKING:
+    from devices.distribution import Distribution
     from devices.types import Finding, Machine
+    from engine.message_catalog.reasons import Reason
 
 MARKS = {"error": "[red]error[/red]", "warning": "[yellow]warning[/yellow]", "advice": "[cyan]advice[/cyan]"}
 
@@ -54,7 +56,7 @@ def _folders() -> "tuple[Finding, ...]":
     paths = user_paths()
     folders = dict.fromkeys((paths.config, paths.models, paths.state, paths.cache, paths.logs))
     # A folder that is missing is made at the first write to it.
-    places = dict.fromkeys(next(f for f in (folder, *folder.parents) if f.exists()) for folder in folders)
+    places = dict.fromkeys(next(f for f in (folder, *folder.parents) if _is_there(f)) for folder in folders)
     return tuple(
         Finding(
             "folder_not_writable",
@@ -69,6 +71,14 @@ def _folders() -> "tuple[Finding, ...]":
     )
 
 
+def _is_there(folder: Path) -> bool:
+    """Whether a folder exists and those above it may be read; one start with sudo is enough to close them."""
+    try:
+        return folder.exists()
+    except OSError:
+        return False
+
+
 def _owns(folder: Path) -> bool:
     return os.name == "nt" or folder.stat().st_uid == os.getuid()
 
@@ -80,7 +90,6 @@ def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
     from app.code.agent import sandbox
     from devices.distribution import distribution
     from devices.host_real import RealHost
-    from devices.types import Finding
     from engine.core.paths import user_paths
     from engine.onnx import discovery
     from engine.placement import fastflowlm
@@ -89,14 +98,7 @@ def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
     from engine.remotes import findings as remotes
     from engine.remotes.registry import RemoteRegistry
 
-    reason = sandbox.missing()
-    lacking = str(reason or "")
-    title = "Commands of the coding agent run without a sandbox"
-    command = distribution(RealHost()).install("bubblewrap")
-    fix = f"Install it with: {command}" if reason is not None and reason.kind == "no_bubblewrap" else ""
-    unboxed = (
-        (Finding("no_sandbox", "advice", title, f"{lacking[:1].upper()}{lacking[1:]}.", fix),) if lacking else ()
-    )
+    unboxed = _unboxed(sandbox.missing(), distribution(RealHost()))
     registry = RemoteRegistry(user_paths().config / "remotes.json")
     workers = remotes.findings(registry)
     with_workers = replace(machine, devices=(*machine.devices, *registry.devices()))
@@ -107,6 +109,19 @@ def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
         *fastflowlm.findings(machine),
         *workers,
     )
+
+
+def _unboxed(reason: "Reason | None", system: "Distribution") -> "tuple[Finding, ...]":
+    """A finding if the commands of the coding agent run without a sandbox."""
+    from devices.types import Finding
+
+    if reason is None:
+        return ()
+    title, lacking = "Commands of the coding agent run without a sandbox", str(reason)
+    command, fix = system.install("bubblewrap"), ""
+    if reason.kind == "no_bubblewrap":
+        fix = f"Install it with: {command}" if " " in command else f"Install the package {command}."
+    return (Finding("no_sandbox", "advice", title, f"{lacking[:1].upper()}{lacking[1:]}.", fix),)
 
 
 def _print(findings: tuple[object, ...], summary: tuple[str, ...]) -> None:

@@ -3,16 +3,15 @@
 TRY = "Run `tessera doctor` to try the backends that could use it."
 UNKNOWN = "Run `tessera devices --record FILE` and attach the file to a bug report: this device is new to Tessera."
 
-_DRIVERS = {
-    "AMD": "Install amdgpu's firmware: `sudo apt install firmware-amd-graphics` on Debian, `linux-firmware` "
-    "elsewhere; then reboot.",
-    "Intel": "Update the kernel (xe and i915 support new GPUs late) and linux-firmware; then reboot.",
-}
+INTEL_DRIVER = "Update the kernel (xe and i915 support new GPUs late) and linux-firmware; then reboot."
+OTHER_DRIVER = "Install the kernel driver of this GPU, then reboot."
 
 
-def gpu_driver(vendor: str) -> str:
-    """How to get a GPU driver on Linux, but NVIDIA's."""
-    return _DRIVERS.get(vendor, "Install the kernel driver of this GPU, then reboot.")
+def gpu_driver(vendor: str, firmware: str) -> str:
+    """How to get a GPU driver on Linux, but NVIDIA's. `firmware` is the command for AMD's."""
+    if vendor == "AMD":
+        return f"Install amdgpu's firmware: `{firmware}`; then reboot."
+    return INTEL_DRIVER if vendor == "Intel" else OTHER_DRIVER
 
 
 def windows_driver(vendor: str) -> str:

@@ -4,7 +4,7 @@ import re
 
 from devices import types
 from devices.chips import GPU_CORES, LINK
-from devices.distribution import distribution, nvidia_driver
+from devices.distribution import amd_firmware, distribution, nvidia_driver
 from devices.host import Host, fields, number, read_number, text
 from devices.probes import fix_hints, gpu_ids
 from devices.probes.cgroup_limits import is_container
@@ -171,7 +171,10 @@ def _state(  # noqa: C901 - one branch per reason why a GPU is unreachable
                 f"the {module} driver is loaded but refused this GPU",
                 fix_hints.firmware(module, f.address),
             )
-        hint = nvidia_driver(distribution(host)) if vendor == "NVIDIA" else fix_hints.gpu_driver(vendor)
+        system = distribution(host)
+        if vendor == "NVIDIA":
+            return "driver_missing", types.NO_DRIVER_BOUND, nvidia_driver(system, f.pci_id)
+        hint = fix_hints.gpu_driver(vendor, amd_firmware(system))
         return "driver_missing", types.NO_DRIVER_BOUND, hint
     if f.driver == "vfio-pci":
         return "failed", types.SET_ASIDE_FOR_VM, fix_hints.vfio(f.address)

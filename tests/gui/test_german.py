@@ -15,8 +15,9 @@ from app.gui.application import install_language, texts_of
 from app.gui.chat.tools_side import ToolConsentCard
 from app.tools.consent import start_request
 from app.tools.mcp_config import McpServerConfig
-from devices.distribution import Distribution, Family, nvidia_driver
+from devices.distribution import Distribution, Family, amd_firmware, nvidia_driver
 from devices.install_hints import missing_backend, no_device
+from devices.probes.fix_hints import gpu_driver
 from engine.api.machine import Device, Memory
 from engine.message_catalog import AMOUNTS, CHECKS, TEMPLATES, sentence
 from engine.message_catalog.reasons import Reason, because
@@ -255,7 +256,12 @@ def test_every_plain_text_is_one_that_the_window_knows(path):
     assert unknown == [], "add a template to PLAIN_TEXTS, with fields for the values"
 
 
-EVERY_SYSTEM = [("debian", True), *((family, False) for family in get_args(Family))]
+EVERY_SYSTEM = [
+    *(Distribution(family=family) for family in get_args(Family)),
+    Distribution(family="debian", is_ubuntu=True),
+    Distribution(id="bazzite", name="Bazzite", family="fedora", image_based=True),
+    Distribution(id="opensuse-tumbleweed", family="suse"),
+]
 
 
 def test_how_to_get_a_backend_is_known():
@@ -272,7 +278,8 @@ def test_how_to_get_a_backend_is_known():
         )
         if hint
     }
-    told |= {nvidia_driver(Distribution(family=family, is_ubuntu=is_ubuntu)) for family, is_ubuntu in EVERY_SYSTEM}
+    told |= {nvidia_driver(system, gpu) for system in EVERY_SYSTEM for gpu in ("10de:1b80", "10de:2684")}
+    told |= {gpu_driver("AMD", amd_firmware(system)) for system in EVERY_SYSTEM}
     assert len(told) > 30
     assert [hint for hint in sorted(told) if not is_known(hint)] == [], "add templates to PLAIN_TEXTS"
 
@@ -336,7 +343,8 @@ def test_what_the_first_screen_says_about_a_gpu_is_german_to_its_innermost_part(
     assert gpu_words(machine(devices=(gpu,))) == (
         "GPU: RTX 4060 wird nicht benutzt: kein Vulkan-Treiber für NVIDIA ist installiert. "
         "Installieren Sie den Treiber von NVIDIA aus der Paketquelle RPM Fusion nonfree (vorher aktivieren): "
-        "„sudo dnf install akmod-nvidia“, dann neu starten. Danach installiert Tessera seine Kernels selbst."
+        "„sudo dnf install akmod-nvidia xorg-x11-drv-nvidia-cuda“, dann neu starten. "
+        "Danach installiert Tessera seine Kernels selbst."
     )
 
 

@@ -16,6 +16,7 @@ from app.gui.chat.message_widget import MessageWidget
 from app.gui.code.page import CodePage
 from app.voice.dictation import WAV, wav_file
 from app.voice.microphone_child import RATE
+from devices import distribution
 from engine.api.jobs import Job, JobKind, Progress
 from engine.api.speech import SpeechState, SpokenSegment, SpokenText
 from tests.gui.fake_server import Events
@@ -361,12 +362,22 @@ def test_dictation_ends_the_reading_which_it_would_hear(qtbot, page, server, spe
     qtbot.waitUntil(lambda: not children())
 
 
-def test_no_speech_service_and_no_button_where_it_is_off(qtbot, page, server, services, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("release", "words"),
+    [
+        ("ID=ubuntu", "Run sudo apt install speech-dispatcher espeak-ng, then press the button again."),
+        ("ID=fedora", "Run sudo dnf install speech-dispatcher espeak-ng, then press the button again."),
+        ("ID=void", "Install espeak-ng, then press the button again."),
+    ],
+)
+def test_no_speech_service_and_no_button_where_it_is_off(
+    qtbot, page, server, services, tmp_path, monkeypatch, release, words
+):
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(distribution, "distribution", lambda _host: distribution.parsed(release, is_ostree=False))
     pane = answered(qtbot, page, server, "An answer.")
     click(pane, "Read aloud")
-    qtbot.waitUntil(lambda: "No program on this computer reads aloud" in page.banner.text)
-    assert "sudo apt install speech-dispatcher" in page.banner.text
+    qtbot.waitUntil(lambda: f"No program on this computer reads aloud. {words}" in page.banner.text)
     assert not page.voice.reading.active
     services.settings.set(voice.ENABLED, False)
     shown = [w for pane in page.findChildren(MessageWidget) if (w := pane._voice) is not None and w.isVisible()]

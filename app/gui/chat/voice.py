@@ -34,6 +34,8 @@ LONGEST_S: Final = 600.0
 _DEAD_MS: Final = 10_000
 # Speech has a level of 0.01 to 0.2; the root spreads it over the bar.
 _LOUD: Final = 0.25
+# All distributions whose command is known name them so.
+_SPEECH_PACKAGES: Final = "speech-dispatcher espeak-ng"
 
 
 class LevelMeter(QWidget):
@@ -515,11 +517,17 @@ class ReadAloud(QObject):
         self._aloud = None
 
     def _why(self, error: Exception) -> str:
+        from devices.distribution import distribution
+        from devices.host_real import RealHost
+
         if isinstance(error, NoSpeechService) and not error.detail:
-            return self.tr(
-                "No program on this computer reads aloud. On Debian and Ubuntu, "
-                "sudo apt install speech-dispatcher espeak-ng adds one; then press the button again."
-            )
+            command = distribution(RealHost()).install(_SPEECH_PACKAGES)
+            if command == _SPEECH_PACKAGES:
+                return self.tr(
+                    "No program on this computer reads aloud. Install espeak-ng, then press the button again."
+                )
+            words = self.tr("No program on this computer reads aloud. Run {command}, then press the button again.")
+            return words.format(command=command)
         detail = error.detail if isinstance(error, NoSpeechService) else error_message(error)
         words = self.tr(
             "The speech service of the desktop failed: {reason}. Check its voices and its sound output."

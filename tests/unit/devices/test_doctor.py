@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import re
 
 import pytest
@@ -12,6 +13,7 @@ from app.cli import doctor as doctor_command
 from app.cli.main import cli
 from devices import environment
 from devices.backends.cpu_kernels import NO_INSTRUCTIONS
+from devices.distribution import parsed
 from devices.doctor import build_summary, diagnose
 from devices.memory_ledger import Ledger
 from devices.merge import merged
@@ -19,6 +21,7 @@ from devices.recording import RecordedHost
 from devices.report import recorded_report
 from devices.types import BackendDevice, BackendReport
 from engine.core.paths import user_paths
+from engine.message_catalog.reasons import because
 from tests.support.machines.machines import machines, reports
 
 RECORDINGS = machines()
@@ -400,3 +403,30 @@ def test_folders_of_tessera_that_cannot_be_written_are_named(monkeypatch, tmp_pa
     state.mkdir(parents=True)
     own = next(finding for finding in doctor_command._folders() if finding.fix)
     assert own.fix == f"sudo chown -R $USER '{state}'"
+
+
+def test_a_missing_sandbox_is_installed_as_this_system_does():
+    def fix(release):
+        [finding] = doctor_command._unboxed(because("no_bubblewrap"), parsed(release, is_ostree=False))
+        return finding.fix
+
+    assert fix("ID=fedora") == "Install it with: sudo dnf install bubblewrap"
+    assert fix("ID=nixos") == fix("ID=void") == "Install the package bubblewrap."
+    assert doctor_command._unboxed(None, parsed("ID=fedora", is_ostree=False)) == ()
+
+
+def test_a_home_that_may_not_be_read_is_named_instead_of_an_error(monkeypatch, tmp_path):
+    """As where a start with sudo made ~/.local/share, under umask 077."""
+    real, closed = os.stat, tmp_path / "closed"
+
+    def stat(path, *arguments, **options):
+        if str(path).startswith(f"{closed}/"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *arguments, **options)
+
+    closed.mkdir()
+    monkeypatch.setenv("TESSERA_HOME", str(closed / "home"))
+    monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr(os, "access", lambda path, _mode: path != closed)
+    (finding,) = doctor_command._folders()
+    assert finding.title == f"{closed} cannot be written"

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from devices.backends.backend_probe import try_backends
 from devices.detect import detailed
+from devices.distribution import amd_firmware, npu_firmware, nvidia_driver, parsed
 from devices.doctor import diagnose
 from devices.first_look import gpu_lines
 from devices.gpu_advice import with_advice
@@ -73,12 +74,26 @@ MINT = 'NAME="Linux Mint"\nID=linuxmint\nID_LIKE="ubuntu debian"\nVERSION_ID="22
 @pytest.mark.parametrize(
     ("system", "words"),
     [
-        ("Debian 13", "the repository non-free (enable it first): `sudo apt install nvidia-driver`, then restart."),
+        ("Debian 13", "repository contrib non-free (enable it first): `sudo apt install nvidia-driver`, then"),
         ("Ubuntu 24.04", "NVIDIA's driver: `sudo ubuntu-drivers install`, then restart."),
         (MINT, "NVIDIA's driver: `sudo ubuntu-drivers install`, then restart."),
-        ("Fedora 43", "the repository RPM Fusion nonfree (enable it first): `sudo dnf install akmod-nvidia`"),
+        (
+            "Fedora 43",
+            "RPM Fusion nonfree (enable it first): `sudo dnf install akmod-nvidia xorg-x11-drv-nvidia-cuda`",
+        ),
+        ("NAME=Pop\nID=pop\nID_LIKE='ubuntu debian'", "`sudo apt install system76-driver-nvidia`"),
+        ("ID=cachyos\nID_LIKE=arch", "`sudo chwd -a`, then restart."),
+        ("ID=manjaro\nID_LIKE=arch", "`sudo mhwd -a pci nonfree 0300`, then restart."),
+        ("NAME=Bazzite\nID=bazzite\nID_LIKE=fedora", "Change to Bazzite's image that contains NVIDIA's driver"),
         ("Arch", "NVIDIA's driver: `sudo pacman -S nvidia-open`, then restart."),
-        ("openSUSE Tumbleweed", "the repository NVIDIA (enable it first): `sudo zypper install nvidia-driver-G06"),
+        (
+            "openSUSE Tumbleweed",
+            "NVIDIA && sudo zypper install nvidia-open-driver-G07-signed-kmp-meta nvidia-userspace-meta-G07`, then",
+        ),
+        (
+            "ID=opensuse-leap\nID_LIKE='suse opensuse'\nVERSION_ID=16.0",
+            "`sudo zypper install openSUSE-repos-Leap-NVIDIA && ",
+        ),
         ("NixOS", '`services.xserver.videoDrivers = [ "nvidia" ];`'),
     ],
 )
@@ -93,6 +108,48 @@ def test_nvidias_driver_is_named_with_the_repository_that_no_system_has_at_first
     card = PciFunction("0000:01:00.0", 0x030000, 0x10DE, 0x28E0, None, None, virtual_function=False, asleep=False)
     state, _, hint = gpu_linux._state(host, card, "NVIDIA", [])
     assert (state, words in hint) == ("driver_missing", True), "the same where no driver is bound"
+
+
+@pytest.mark.parametrize(
+    ("system", "words"),
+    [
+        ("Debian 13", "`sudo apt install nvidia-driver`"),
+        ("Ubuntu 24.04", "`sudo ubuntu-drivers install`"),
+        ("Fedora 43", "`sudo dnf install akmod-nvidia-580xx xorg-x11-drv-nvidia-580xx-cuda`"),
+        ("Arch", "driver 580 from Arch's user repository: `nvidia-580xx-dkms`, then restart."),
+        ("openSUSE Tumbleweed", "sudo zypper install nvidia-driver-G06-kmp-meta nvidia-userspace-meta-G06`"),
+        ("NixOS", "{ open = false; package = config.boot.kernelPackages.nvidiaPackages.legacy_580; };` in the"),
+    ],
+)
+def test_a_card_from_before_turing_gets_the_last_driver_that_knows_it(system, words):
+    """Driver 590 and the open kernel modules do not: after their installation a GTX 1080 has no driver at all."""
+    release = parsed(SYSTEMS[system], is_ostree=False)
+    assert words in nvidia_driver(release, "10de:1b80")
+    assert nvidia_driver(release, "10de:1e02") == nvidia_driver(release, "10de:2684") == nvidia_driver(release)
+
+
+@pytest.mark.parametrize(
+    ("system", "gpu", "npu"),
+    [
+        ("Debian 13", "sudo apt install firmware-amd-graphics", "sudo apt upgrade"),
+        ("Ubuntu 24.04", "sudo apt install linux-firmware", "sudo apt install linux-firmware"),
+        ("Fedora 43", "sudo dnf install amd-gpu-firmware", "sudo dnf install linux-firmware"),
+        ("Arch", "sudo pacman -S linux-firmware-amdgpu", "sudo pacman -S linux-firmware"),
+        (
+            "openSUSE Tumbleweed",
+            "sudo zypper install kernel-firmware-amdgpu",
+            "sudo zypper install kernel-firmware-platform",
+        ),
+    ],
+)
+def test_firmware_is_named_as_the_distribution_calls_it(system, gpu, npu):
+    """Debian and openSUSE have no package linux-firmware."""
+    release = parsed(SYSTEMS[system], is_ostree=False)
+    assert (amd_firmware(release), npu_firmware(release)) == (gpu, npu)
+    card = PciFunction("0000:01:00.0", 0x030000, 0x1002, 0x7550, None, None, virtual_function=False, asleep=False)
+    files = {"/etc/os-release": SYSTEMS[system]}
+    host = RecordedHost({**RECORDINGS["vm-firecracker"], "files": files, "backends": []})
+    assert gpu_linux._state(host, card, "AMD", [])[2] == f"Install amdgpu's firmware: `{gpu}`; then reboot."
 
 
 def test_on_an_image_packages_are_layered():
