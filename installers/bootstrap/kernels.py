@@ -10,9 +10,12 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 
+from installers.bootstrap import commands
 from installers.bootstrap.progress import is_terminal, open_closed_streams, redraw, show
 
 _STEP = re.compile(r"^\s*\[(\d+)/(\d+)\]")
@@ -45,6 +48,17 @@ def _cpu_features() -> str:
         except OSError:
             pass
     return f"{platform.processor()} {platform.machine()}"
+
+
+# Features in /proc/cpuinfo that a compiler uses by itself. Others come and go with kernel and firmware.
+_INSTRUCTIONS = re.compile(
+    "ss?se|avx|fma|f16c|bmi|abm|popcnt|movbe|gfni|v?pclmul|amx|asimd|sve|i8mm|bf16|atomics"  # the last five: ARM
+)
+
+
+def instructions() -> set[str]:
+    """Instruction sets of this CPU that a wheel built here may use; empty where they are unknown."""
+    return {feature for feature in _cpu_features().split() if _INSTRUCTIONS.match(feature)}
 
 
 def vulkan_comes_along() -> bool:
@@ -145,7 +159,7 @@ def wheel(python: str, lock: str, wheels: str | None, beside: Callable[[], str] 
             raise RuntimeError(f"there is no llama_cpp_python wheel in {wheels}")
         return files[0]
     folder = os.path.join(cache_folder(), _key(lock))
-    built = glob.glob(os.path.join(folder, "*.whl"))
+    built = [path for path in glob.glob(os.path.join(folder, "*.whl")) if _is_whole(path)]
     if built:
         show("  using the wheel built earlier")
         return built[0]
@@ -155,6 +169,15 @@ def wheel(python: str, lock: str, wheels: str | None, beside: Callable[[], str] 
         return _build(python, ["--require-hashes", "-r", lock], folder, work, beside)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _is_whole(path: str) -> bool:
+    """Whether a wheel can be read to its end; after a power failure it may be empty."""
+    try:
+        with zipfile.ZipFile(path) as wheel:
+            return wheel.testzip() is None
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error):
+        return False
 
 
 def build_version(python: str, version: str, folder: str) -> str:
@@ -174,11 +197,11 @@ def build_version(python: str, version: str, folder: str) -> str:
 
 
 def _build(python: str, requirements: list[str], folder: str, work: str, beside: Callable[[], str]) -> str:
-    source = [python, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
-    subprocess.run([*source, *requirements, "-d", work], check=True)
+    options = ("-q", "--no-deps", "--no-binary", ":all:", "--no-build-isolation")
+    commands.run(commands.pip(python, "download", *options, *requirements, "-d", work))
     archive = glob.glob(os.path.join(work, "*.tar.gz"))[0]
     log_path = os.path.join(folder, "build.log")
-    environment = dict(os.environ)
+    environment = commands.variables()
     arguments = (*cmake_arguments(), included_files(), users_arguments())
     environment["CMAKE_ARGS"] = " ".join(filter(None, arguments))
     if users_arguments():
@@ -188,13 +211,11 @@ def _build(python: str, requirements: list[str], folder: str, work: str, beside:
     if sys.platform == "linux":
         for name in ("CFLAGS", "CXXFLAGS"):
             environment[name] = f"-march=native {os.environ.get(name, '')}".strip()
-    command = [python, "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", work, archive]
+    command = commands.pip(python, "wheel", "-v", "--no-deps", "--no-build-isolation", "-w", work, archive)
     started = time.monotonic()
     with (
         open(log_path, "w", encoding="utf-8") as log,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
-        ) as process,
+        commands.running(command, stdout=subprocess.PIPE, env=environment) as process,
     ):
         assert process.stdout is not None
         for line in process.stdout:

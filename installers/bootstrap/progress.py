@@ -4,6 +4,7 @@ Nothing here raises: standard output may be closed, a pipe without a reader, or 
 build of minutes must not fail because of that.
 """
 
+import io
 import os
 import sys
 from contextlib import suppress
@@ -29,10 +30,14 @@ def redraw(text: str) -> None:
 
 
 def open_closed_streams() -> None:
-    """Redirect closed standard streams (`>&-`) to the null device.
+    """Redirect closed standard streams (`>&-`) to the null device, and let standard output show every text.
 
-    Otherwise the next opened file gets their number, and child processes that inherit it write into that file.
+    Otherwise the next opened file gets their number, and child processes that inherit it write into that file. A
+    line with a character that the terminal lacks, such as a path in another encoding, would not be shown at all.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        with suppress(OSError, ValueError):
+            sys.stdout.reconfigure(errors="backslashreplace")
     with suppress(OSError):
         while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004 - standard error's
             os.set_inheritable(opened, True)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from devices.distribution import Distribution, parsed
 from installers.bootstrap import environment, kernels, system
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -21,6 +22,7 @@ def start():
     spec = importlib.util.spec_from_file_location("start", ROOT / "start.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    module.venv_python = lambda: sys.executable
     return module
 
 
@@ -97,7 +99,8 @@ def test_an_environment_without_the_window_serves_the_terminal(start, monkeypatc
 def test_a_bare_debian_is_told_one_line(monkeypatch, capsys):
     monkeypatch.setattr(system.sys, "platform", "linux")
     monkeypatch.setattr(system.shutil, "which", lambda name: "/usr/bin/apt-get" if name == "apt-get" else None)
-    monkeypatch.setattr(system, "_known_libraries", lambda: "libc.so.6")
+    monkeypatch.setattr(system, "_loads", lambda soname: False)
+    monkeypatch.setattr(system, "this_distribution", lambda: parsed("ID=debian", is_ostree=False))
     monkeypatch.setattr(system.os, "geteuid", lambda: 1000)
     assert system.provide(gui=True, compiler=True, allowed=True) is False
     said = capsys.readouterr().out
@@ -107,16 +110,31 @@ def test_a_bare_debian_is_told_one_line(monkeypatch, capsys):
     assert "--no-gui" in said
 
 
-@pytest.mark.parametrize(("manager", "package"), [("dnf", "gcc-c++"), ("pacman", "gcc")])
+@pytest.mark.parametrize(("manager", "package"), [("dnf", "gcc-c++"), ("pacman", "gcc"), ("zypper", "gcc-c++")])
 def test_other_families_get_their_own_line(monkeypatch, manager, package):
+    monkeypatch.setattr(system, "this_distribution", Distribution)
     monkeypatch.setattr(system.shutil, "which", lambda name: f"/usr/bin/{name}" if name == manager else None)
     line = system.install_line(system.missing(gui=False, compiler=True))
     assert line.startswith(manager)
     assert package in line.split()
 
 
+@pytest.mark.parametrize(("lists", "command"), [(["x"], "sudo apt"), ([], "sudo apt-get update && sudo apt")])
+def test_a_fresh_image_without_lists_of_packages_fetches_them_first(monkeypatch, lists, command):
+    """WSL, containers and cloud images know no package before `apt-get update`."""
+    monkeypatch.setattr(system.glob, "glob", lambda _pattern: lists)
+    monkeypatch.setattr(system.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(system.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert system._as_root("apt-get install -y g++") == f"{command}-get install -y g++"
+    monkeypatch.setattr(system.shutil, "which", lambda name: "/usr/bin/su" if name == "su" else None)
+    inner = f"{command}-get install -y g++".replace("sudo ", "")
+    assert system._as_root("apt-get install -y g++") == f"su -c '{inner}'"
+    assert system._as_root("dnf install -y gcc") == "su -c 'dnf install -y gcc'"
+
+
 def test_no_system_forbids_installing_even_as_root(monkeypatch, capsys):
     monkeypatch.setattr(system.sys, "platform", "linux")
+    monkeypatch.setattr(system, "this_distribution", Distribution)
     monkeypatch.setattr(system.shutil, "which", lambda name: "/usr/bin/apt-get" if name == "apt-get" else None)
     monkeypatch.setattr(system.os, "geteuid", lambda: 0)
     monkeypatch.setattr(system.subprocess, "run", lambda *a, **k: pytest.fail("ran a command"))
@@ -314,3 +332,171 @@ def test_vulkan_is_not_built_where_a_pack_comes_along(monkeypatch, tmp_path):
     assert not kernels.vulkan_ready()
     monkeypatch.setattr(kernels.platform, "machine", lambda: "aarch64")
     assert not kernels.vulkan_comes_along()
+
+
+TUMBLEWEED = 'ID="opensuse-tumbleweed"\nID_LIKE="opensuse suse"\n'
+MICROOS = 'NAME="openSUSE MicroOS"\nID="opensuse-microos"\nID_LIKE="suse opensuse"\n'
+
+
+@pytest.mark.parametrize(
+    ("release", "line"),
+    [
+        ("ID=fedora", "dnf install -y gcc gcc-c++ xcb-util-cursor"),
+        ('ID=linuxmint\nID_LIKE="ubuntu debian"', "apt-get install -y g++ gcc libxcb-cursor0"),
+        ("ID=cachyos\nID_LIKE=arch", "pacman -S --needed --noconfirm gcc xcb-util-cursor"),
+        (TUMBLEWEED, "zypper --non-interactive install gcc gcc-c++ libxcb-cursor0"),
+    ],
+)
+def test_of_several_package_managers_the_distributions_own_is_named(monkeypatch, release, line):
+    """Fedora has a package apt and Arch too: their owners were told to install Debian's packages."""
+    known = {"apt-get", "dnf", "pacman", "zypper"}
+    monkeypatch.setattr(system.shutil, "which", lambda name: f"/usr/bin/{name}" if name in known else None)
+    monkeypatch.setattr(system, "this_distribution", lambda: parsed(release, is_ostree=False))
+    monkeypatch.setattr(system, "_loads", lambda soname: soname != "libxcb-cursor.so.0")
+    needs = system.missing(gui=True, compiler=True, venv=False)
+    needs.pop("a font", None)
+    assert system.install_line(needs) == line
+
+
+@pytest.mark.parametrize(
+    ("release", "words"),
+    [
+        ("ID=bazzite\nID_LIKE=fedora", ["    rpm-ostree install gcc gcc-c++\n", "and restart the computer"]),
+        (MICROOS, ["    sudo transactional-update pkg install gcc gcc-c++\n", "and restart the computer"]),
+        ("ID=steamos\nID_LIKE=arch", ["sudo steamos-readonly disable && ", "pacman-key --populate", " -S gcc\n"]),
+        ("ID=nixos", ["buildFHSEnv"]),
+    ],
+)
+@pytest.mark.parametrize("user", [0, 1000])
+def test_a_system_of_images_is_told_its_own_way_and_not_changed(monkeypatch, capsys, release, words, user):
+    """There, dnf, zypper and pacman end with an error, whoever calls them."""
+    monkeypatch.setattr(system.sys, "platform", "linux")
+    known = {"dnf", "zypper", "pacman", "sudo"} if "nixos" not in release else set()
+    monkeypatch.setattr(system.shutil, "which", lambda name: f"/usr/bin/{name}" if name in known else None)
+    monkeypatch.setattr(system, "this_distribution", lambda: parsed(release, is_ostree="bazzite" in release))
+    monkeypatch.setattr(system.os, "geteuid", lambda: user)
+    monkeypatch.setattr(system.subprocess, "run", lambda *a, **k: pytest.fail("ran a command"))
+    assert not system.provide(gui=False, compiler=True, allowed=True, venv=False)
+    said = capsys.readouterr().out
+    assert [part for part in words if part not in said] == [], said
+
+
+def test_a_library_is_there_if_the_loader_finds_it():
+    assert system._loads("libc.so.6")
+    assert not system._loads("libtessera-none.so.7")
+
+
+def test_a_python_or_a_system_without_packages_is_told_before_anything_is_installed(monkeypatch, capsys):
+    def no_version(_name):
+        raise ValueError
+
+    assert system.unsuited(gui=True) == ""
+    with monkeypatch.context() as old:
+        old.setattr(system.os, "confstr", lambda _name: "glibc 2.31")
+        assert "need glibc 2.34 or newer, and this system has glibc 2.31. Without" in system.unsuited(gui=True)
+        assert system.unsuited(gui=False) == ""
+    with monkeypatch.context() as musl:
+        musl.setattr(system.os, "confstr", no_version)
+        for gui, oldest in ((True, "2.34"), (False, "2.28")):
+            reason = f"its packages need glibc {oldest} or newer, and this system has another C library."
+            assert system.unsuited(gui=gui) == reason
+    with monkeypatch.context() as small:
+        small.setattr(system, "find_spec", lambda name: None if name in {"_ssl", "_ctypes"} else object())
+        assert "was built without _ctypes and _ssl. Start it with another Python" in system.unsuited(gui=False)
+    with monkeypatch.context() as other:
+        other.setattr(system.sysconfig, "get_config_var", lambda _name: 1)
+        other.setattr(system, "provide", lambda **_needs: pytest.fail("went on"))
+        names = dict.fromkeys(("root", "venv", "lock"), "")
+        code = environment.make(**names, gui=False, system_packages=False, wheels=None, chat_model=False)
+    assert code == 3
+    assert "is not the usual CPython" in capsys.readouterr().out
+
+
+@pytest.mark.process
+def test_set_up_imports_no_package():
+    code = (
+        "import sys\nbefore = set(sys.modules)\nimport installers.bootstrap.environment\n"
+        "names = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(*sorted(names - sys.stdlib_module_names))\n"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", f"import sys; sys.path[:0] = [{str(ROOT)!r}]\n{code}"],
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    assert done.stdout.split() == ["devices", "installers"]
+
+
+def test_an_environment_that_another_cpu_could_not_run_is_built_again(start, monkeypatch, tmp_path):
+    """A folder that was copied to an older computer, or a disk that was moved to one."""
+    monkeypatch.setattr(start, "MARKER", str(tmp_path / "marker"))
+    monkeypatch.setattr(start, "build_tools", list)
+    monkeypatch.setattr(environment, "make", lambda **_: 0)
+    monkeypatch.setattr(kernels, "_cpu_features", lambda: "fpu sse2 avx2 avx512f ibpb")
+    assert start.make_environment("server", {}) == 0
+    assert start.is_ready("server")
+    monkeypatch.setattr(kernels, "_cpu_features", lambda: "fpu sse2 avx2 ssbd")
+    assert not start.is_ready("server")
+    assert start.make_environment("server", {}) == 0
+    assert start.is_ready("server")
+    # What a newer CPU has in addition is not needed; doctor advises a build. Given wheels suit any CPU.
+    monkeypatch.setattr(kernels, "_cpu_features", lambda: "fpu sse2 avx2 avx512f")
+    assert start.is_ready("server")
+    assert start.make_environment("server", {"--wheels": "w"}) == 0
+    monkeypatch.setattr(kernels, "_cpu_features", lambda: "")
+    assert start.is_ready("server")
+    assert start.make_environment("server", {}) == 0
+    assert start.is_ready("server"), "a CPU whose instruction sets are unknown"
+
+
+def test_an_environment_whose_python_is_gone_is_built_again(start, monkeypatch, tmp_path):
+    """That of a version manager was removed, or the folder is mounted in a container, which has none there."""
+    monkeypatch.setattr(start, "MARKER", str(tmp_path / "marker"))
+    monkeypatch.setattr(start, "build_tools", list)
+    (tmp_path / "marker").write_text(f"server {start.fingerprint('server')}\n")
+    assert start.is_ready("server")
+    (tmp_path / "python").symlink_to(tmp_path / "removed")
+    monkeypatch.setattr(start, "venv_python", lambda: str(tmp_path / "python"))
+    assert not start.is_ready("server")
+
+
+def test_a_second_start_waits_for_the_first_and_builds_nothing(start, monkeypatch, tmp_path):
+    monkeypatch.setattr(start, "ROOT", str(tmp_path))
+    monkeypatch.setattr(start, "VENV", str(tmp_path / ".venv"))
+    ready, said = [], []
+    first = environment.only_start(start.ROOT, start.VENV)
+    first.__enter__()
+
+    def show(text):
+        said.append(text)
+        ready.append("server")
+        first.__exit__(None, None, None)
+
+    monkeypatch.setattr(environment, "show", show)
+    monkeypatch.setattr(environment, "make", lambda **_: pytest.fail("built it too"))
+    monkeypatch.setattr(start, "is_ready", lambda kind: kind in ready)
+    assert start.set_up("server", {}) == 0
+    assert said == ["Another start is setting up Tessera here. Waiting for it."]
+
+
+def test_a_folder_that_may_not_be_written_is_named_with_both_ways_out(start, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(start, "ROOT", str(tmp_path / "my tessera"))
+    monkeypatch.setattr(start, "is_ready", lambda _kind: False)
+    (tmp_path / "my tessera").mkdir()
+    with monkeypatch.context() as denied:
+        denied.setattr(environment, "make", lambda **_: pytest.fail("went on"))
+        denied.setattr(environment.os, "access", lambda _folder, _mode: False)
+        assert start.set_up("server", {}) == 4
+    said = capsys.readouterr().err
+    assert f"Permission denied: '{tmp_path}/my tessera'" in said
+    assert f"sudo chown -R $USER '{tmp_path}/my tessera'" in said
+    monkeypatch.setattr(start, "MARKER", str(tmp_path / "none" / "marker"))
+    monkeypatch.setattr(start, "fingerprint", lambda _kind: "1")
+    monkeypatch.setattr(environment, "make", lambda **_: 0)
+    assert start.set_up("server", {}) == 4, "the marker could not be written, as on a full disk"
+
+
+def test_a_full_disk_is_named_once(monkeypatch, tmp_path):
+    usage = shutil.disk_usage(tmp_path)
+    folders = (str(tmp_path), str(tmp_path / "none"), str(tmp_path))
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda _folder: usage._replace(free=300 << 20))
+    assert environment._little_space(*folders) == [f"Little space is free in {tmp_path}: 300 MiB."]
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda _folder: usage._replace(free=5 << 30))
+    assert environment._little_space(*folders) == []
