@@ -272,6 +272,7 @@ def test_values_are_rounded_to_the_nearest_bfloat16(bits, rounded):
     assert _as_bfloat16(value).view(np.uint32)[0] == rounded
 
 
+@pytest.mark.slow
 def test_weights_on_a_grid_are_packed_in_parts(tmp_path):
     """Every process that packs takes memory of its own, whatever the size of its tensors."""
     name, rows, width = "blk.0.ffn_up.weight", 2048, 4096

@@ -954,6 +954,7 @@ def wide(kind: str) -> tuple[Stored, dict]:
     return tensors, {"quant_method": "gptq", "bits": 4, "group_size": 128}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["BF16", "GPTQ"])
 def test_memory_of_a_conversion_does_not_grow_with_the_tensors(kind, tmp_path):
     tensors, settings = wide(kind)
