@@ -23,9 +23,10 @@ WORTHWHILE_GAIN = 1.1
 WORTHWHILE_INTEGRATED_GAIN = 1.25
 # Minimum speed-up over a device that holds all experts: with some in RAM, link and RAM decide too.
 WORTHWHILE_SPLIT_GAIN = 1.05
-# If several backends drive one GPU, the key is not chosen over its value: SYCL is up to three times slower than
-# Vulkan with models it has no kernels for. Published: llama.cpp, issues 26010, 22413, 19918.
-BEHIND = {"sycl": "vulkan"}
+# If several backends drive the same GPUs, the key is not chosen over its value: SYCL is up to three times slower
+# than Vulkan with models it has no kernels for (llama.cpp, issues 26010, 22413, 19918), Vulkan up to ten times
+# slower than CUDA (issue 21984), and its speed on most chips of NVIDIA is a guess.
+BEHIND = {"sycl": "vulkan", "vulkan": "cuda"}
 
 
 class RankedCandidates(msgspec.Struct, frozen=True):
@@ -194,20 +195,23 @@ def _not_used(ranked: RankedCandidates) -> tuple[Reason, ...]:
     return () if ranked.pinned else tuple(refused.values())
 
 
+def _gpu_ids(candidate: Candidate) -> tuple[str, ...]:
+    return candidate.device.id, *(device.id for device in candidate.others)
+
+
 def _set_aside(candidate: Candidate, others: list[Candidate]) -> Reason | None:
     """Why a forecast alone is not enough to choose this candidate; None if it is.
 
     An integrated GPU without matrix units does not replace a discrete one: only its memory is larger, and its
-    forecasts are the least certain. A backend does not replace another one on the same device that it is slower
+    forecasts are the least certain. A backend does not replace another one on the same devices that it is slower
     than (`BEHIND`).
     """
     cards = any(c.device.kind == "dgpu" and c.settings.n_gpu_layers for c in others)
     if cards and candidate.device.kind == "igpu" and not has_matrix(candidate.runtime):
         return because("card_first")
     other = BEHIND.get(candidate.backend)
-    if candidate.speed.measured or not any(
-        (c.device.id, c.backend) == (candidate.device.id, other) for c in others
-    ):
+    on_same_gpus = {c.backend for c in others if _gpu_ids(c) == _gpu_ids(candidate)}
+    if candidate.speed.measured or other not in on_same_gpus:
         return None
     return because("behind_other_backend", backend=candidate.backend, other=other)
 

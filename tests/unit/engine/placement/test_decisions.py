@@ -453,6 +453,44 @@ def test_sycl_stays_behind_vulkan_until_it_was_measured():
     assert placed(opened("lnl-256v", without=("vulkan",)), "8B").backend == "sycl"
 
 
+def with_cuda(machine):
+    """The machine with CUDA in addition to Vulkan on each GPU of NVIDIA."""
+    devices = []
+    for device in machine.devices:
+        vulkan = device.runtimes if device.vendor == "NVIDIA" else ()
+        cuda = [replace(r, backend="cuda", device_name=r.device_name.replace("Vulkan", "CUDA")) for r in vulkan]
+        devices.append(replace(device, runtimes=(*cuda, *device.runtimes)))
+    return with_chips(replace(machine, devices=tuple(devices)))
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "pci", "target"),
+    [
+        ("NVIDIA GB10", 119, "10de:2e12", "sm_121"),
+        ("NVIDIA GeForce RTX 2070 with Max-Q Design", 8, "10de:0", "sm_75"),
+        ("NVIDIA GeForce RTX 4070", 12, "10de:0", "sm_89"),
+        ("Tesla P40", 24, "10de:0", "sm_61"),
+    ],
+)
+def test_vulkan_stays_behind_cuda_until_it_was_measured(name, gib, pci, target):
+    machine = with_cuda(assembled("Intel(R) Core(TM) i7-14700K", 8, 128, 273, (name, gib, pci, target)))
+    assert {placed(machine, model).backend for model in TRIED} == {"cuda"}
+    history = PlacementHistory(None)
+    history.record_speed(machine.devices[1].id, "vulkan", 10**9, 1_000)
+    assert placed(machine, "8B", history=history).backend == "vulkan"
+
+
+def test_vulkan_is_used_for_two_makers_cards_together():
+    cards = (
+        ("AMD Radeon RX 7900 XTX", 24, "1002:744c", "gfx1100"),
+        ("NVIDIA GeForce RTX 4090", 24, "10de:0", "sm_89"),
+    )
+    machine = with_cuda(assembled("AMD Ryzen 9 7950X 16-Core", 16, 64, 83.2, *cards))
+    assert placed(machine, "8B").backend == "cuda"
+    both = placed(machine, "70B")
+    assert (both.backend, both.settings.n_gpu_layers) == ("vulkan", len(MODELS["70B"].layers) + 1)
+
+
 def test_openvino_is_judged_by_device_and_type():
     igpu = opened("lnl-256v").device("igpu")
     npu = opened("lnl-256v").device("npu")
