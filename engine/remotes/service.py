@@ -55,6 +55,8 @@ class Remotes:
             raise NotAdded(remote.name, "changed_key", because("other_known_key", host=remote.host))
         if not expected and shown.known == "no":
             raise UnknownHostKey(remote.host, shown.fingerprint)
+        if (looking := self._looking.pop(remote.name, None)) is not None:
+            looking.cancel()  # what it finds would be recorded for the new worker
         self.registry.put(msgspec.structs.replace(remote, host_key=shown.line))
         return await self.check(remote.name)
 
@@ -90,9 +92,11 @@ class Remotes:
     async def _retry(self, name: str) -> None:
         waits = iter(LOOK_AGAIN_S)
         with contextlib.suppress(InputFault):  # it was removed in the meantime
-            while self.registry.seen(name).state not in {"ok", "slow"}:
+            while True:
                 await asyncio.sleep(next(waits, LOOK_AGAIN_S[-1]))
                 self.registry.get(name)
+                if self.registry.seen(name).state in {"ok", "slow"}:
+                    return
                 await self.check(name)
 
     async def open(self, names: Sequence[str]) -> list[Session]:

@@ -1,5 +1,6 @@
 """Layers of a model on a remote host: a real SSH server, real workers, real tunnels, and their failures."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -12,6 +13,10 @@ import httpx2
 import psutil
 import pytest
 
+from engine.remotes import service
+from engine.remotes.errors import RemoteFault
+from engine.remotes.registry import RemoteRegistry
+from engine.remotes.types import Remote
 from tests.support.fakes.ssh_hosts import Relay, SshHost, Worker, free_port
 from tests.support.servers import ROOT, RunningServer, wait_for
 from tests.support.unhindered import Stopwatch
@@ -242,6 +247,35 @@ def test_a_link_that_becomes_slow_is_told_and_the_answer_goes_on(http, desk, lin
                 break
             assert '"error"' not in line
     assert "has become slow" in seen[0]
+
+
+@pytest.mark.parametrize(("added_again", "again_s"), [(True, 5.0), (False, 0.2)])
+def test_a_lost_worker_that_was_found_is_not_checked_again(
+    host, worker, link, tmp_path, monkeypatch, added_again, again_s
+):
+    monkeypatch.setattr(service, "LOOK_AGAIN_S", (again_s,))
+    desk = Remote(
+        name="desk", host="127.0.0.1", user="me", host_key="", port=link.port, worker_port=worker.port,
+        identity=str(host.identity),
+    )  # fmt: skip
+
+    async def found_again():
+        remotes = service.Remotes(RemoteRegistry(tmp_path / "remotes.json"))
+        seen = await remotes.add(desk, host.fingerprint)
+        remotes.saw(RemoteFault("desk", "lost", "it is gone"))
+        await asyncio.sleep(0)  # the recheck begins
+        if added_again:
+            seen = await remotes.add(desk, host.fingerprint)
+        else:
+            remotes.registry.saw("desk", seen)  # as a command in a terminal records it
+        link.cut()  # a further check would not reach it
+        if rechecks := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(rechecks, timeout=15)
+        return seen, remotes.registry.seen("desk")
+
+    seen, later = asyncio.run(found_again())
+    assert seen.state == "ok"
+    assert later == seen
 
 
 def test_another_version_over_there(http, here, host, link, tmp_path):
