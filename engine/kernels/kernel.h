@@ -3,11 +3,13 @@
 // vectors and their operations. `dot` adds products of four bytes, GROUPS (or GROUPS_OF_HALVES) times between `opened`
 // and `closed`, which bytes up to WIDEST (or WIDEST_OF_HALVES) allow; `dot_signed` takes weights without their zero.
 
-static inline float as_half(float x) { return _cvtsh_ss(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)); }
+// Rounded to 16 bits, which hold nothing larger than 65504.
+static inline float as_half(float x) {
+    return x < 65504.0f ? _cvtsh_ss(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)) : x;
+}
 
-// A column's values in 8 bits: the scale of a block is its largest magnitude by 127. Scales and their sums are
-// rounded to 16 bits as ggml stores them, so that one row computed by ggml and many by us differ in the order of
-// sums only.
+// A column's values in 8 bits: the scale of a block is its largest magnitude by 127, rounded to 16 bits as in ggml's
+// Q8_0 and Q8_1. Sums of blocks are not rounded: one above 65504 would become infinite, as in Q8_1 but not in Q8_K.
 static void quantize_column(const float * column, int64_t index, const Columns & columns) {
     int8_t * q = columns.q + index * columns.values;
     const int64_t first = index * columns.blocks;
@@ -50,7 +52,7 @@ static void quantize_column(const float * column, int64_t index, const Columns &
             }
         }
         columns.scale[first + b] = as_half(scale);
-        columns.scaled_sum[first + b] = as_half(scale * float(sum[0] + sum[1]));
+        columns.scaled_sum[first + b] = as_half(scale) * float(sum[0] + sum[1]);
     }
 }
 
