@@ -14,7 +14,7 @@
 namespace tiles {
 namespace {
 
-constexpr int AT_ONCE = 8, VECTORS = 1, ROWS = AT_ONCE * VECTORS, COLS = 4;
+constexpr int AT_ONCE = 8, VECTORS = 1, ROWS = AT_ONCE * VECTORS, COLS = 4, COLS_OF_HALVES = 4;
 constexpr int GROUPS = 4, WIDEST = 31, GROUPS_OF_HALVES = 2, WIDEST_OF_HALVES = 63;
 constexpr int ATTEND_VECTORS = 3, ATTEND_COLS = 4;
 using Floats = __m256;

@@ -47,6 +47,14 @@ static inline void put(const __m256i * of, uint8_t * bytes, int rows) {
     }
 }
 
+static inline void put_floats(const __m256 * of, float * out, int rows) {
+    __m256i bits[8];
+    for (int i = 0; i < 8; i++) {
+        bits[i] = _mm256_castps_si256(of[i]);
+    }
+    put(bits, (uint8_t *) out, rows);
+}
+
 // Numbers of 16 bits as eight rows have them at the same place.
 static inline __m256 halves(const uint8_t * const * rows, size_t at) {
     alignas(16) uint16_t bits[8];
@@ -81,10 +89,20 @@ DECODER(q5_1, 24, true, _mm256_or_si256(nibbles(p + 8), fifth_bits(p + 4)))
 DECODER(q8_0, 34, false,
         _mm256_xor_si256(_mm256_loadu_si256((const __m256i *) (p + 2)), _mm256_set1_epi8((char) 128)))
 
-// Eight rows' numbers of 6 bits as floats: scales, and what is taken off.
-static inline __m256 small_numbers(uint32_t low, uint32_t high) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_set_epi64x(0, (int64_t) ((uint64_t) high << 32 | low))));
+static inline __m256i eight_bytes(uint32_t low, uint32_t high) {
+    return _mm256_cvtepu8_epi32(_mm_set_epi64x(0, (int64_t) ((uint64_t) high << 32 | low)));
 }
+
+// Eight scales and eight least ones in 6 bits, of which 12 bytes hold the low four (or all six) and the high two apart.
+static inline void six_bits(const uint8_t * p, __m256i * scale, __m256i * least) {
+    uint32_t packed[3];
+    memcpy(packed, p, sizeof(packed));
+    *scale = eight_bytes(packed[0] & 0x3f3f3f3f, (packed[2] & 0x0f0f0f0f) | (packed[0] >> 2 & 0x30303030));
+    *least = eight_bytes(packed[1] & 0x3f3f3f3f, (packed[2] >> 4 & 0x0f0f0f0f) | (packed[1] >> 2 & 0x30303030));
+}
+
+static inline __m256 scaled(__m256 d, __m256i by) { return _mm256_mul_ps(d, _mm256_cvtepi32_ps(by)); }
+static inline __m256 negative(__m256 x) { return _mm256_xor_ps(x, _mm256_set1_ps(-0.0f)); }
 
 // Bytes that nibbles stand for: themselves, 8 more modulo 16, the values of IQ4_NL and IQ4_XS plus 128, and those of
 // FP4 plus 12. Source: ggml-common.h, kvalues_iq4nl, kvalues_fp4.
@@ -121,16 +139,12 @@ static void q4_k_rewritten(const uint8_t * const * of, int count, int rows, uint
     const uint8_t * p = of[0];
     for (int first = 0; first < count; first += BLOCKS, p += SIZE) {
         const __m256 d = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) p));
-        const __m256 off = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) (p + 16)));
+        const __m256 off = negative(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) (p + 16))));
         for (int b = 0; b < BLOCKS; b++) {
-            uint32_t packed[3];
-            memcpy(packed, p + 32 + 12 * b, sizeof(packed));
-            const __m256 by = small_numbers(packed[0] & 0x3f3f3f3f,
-                                            (packed[2] & 0x0f0f0f0f) | (packed[0] >> 2 & 0x30303030));
-            const __m256 less = small_numbers(packed[1] & 0x3f3f3f3f,
-                                              (packed[2] >> 4 & 0x0f0f0f0f) | (packed[1] >> 2 & 0x30303030));
-            _mm256_store_ps(scale + (first + b) * rows, _mm256_mul_ps(d, by));
-            _mm256_store_ps(least + (first + b) * rows, _mm256_sub_ps(_mm256_setzero_ps(), _mm256_mul_ps(off, less)));
+            __m256i by, less;
+            six_bits(p + 32 + 12 * b, &by, &less);
+            _mm256_store_ps(scale + (first + b) * rows, scaled(d, by));
+            _mm256_store_ps(least + (first + b) * rows, scaled(off, less));
         }
         for (int chunk = 0; chunk < 16; chunk++) {
             const size_t at = size_t(first + chunk / 4 * 2) * BLOCK + 8 * size_t(chunk % 4);
@@ -178,14 +192,35 @@ static void mxfp4_rewritten(const uint8_t * const * of, int count, int rows, uin
     }
 }
 
-// Superblocks of 256 values, one row after the other: what is the same at a place of eight rows.
-
-static inline __m256 signed_bytes(const uint8_t * const * of, size_t at) {
-    alignas(8) int8_t bytes[8];
-    for (int i = 0; i < 8; i++) {
-        bytes[i] = (int8_t) of[i][at];
+// Superblocks of 256 values, one row after the other: of a row `scales_of` computes the scales of eight blocks, and what
+// else they have beside them, `values_of` the values of one block.
+template <size_t SIZE, bool HAS_LEAST, typename Scales, typename Values>
+static inline void put_superblocks(const uint8_t * const * of, int count, int rows, uint8_t * bytes, float * scale,
+                                   float * least, Scales scales_of, Values values_of) {
+    for (int first = 0; first < count; first += 8) {
+        const size_t at = size_t(first / 8) * SIZE;
+        __m256 by[8], less[8];
+        for (int i = 0; i < 8; i++) {
+            scales_of(of[i] + at, by[i], less[i]);
+        }
+        put_floats(by, scale + first * rows, rows);
+        if constexpr (HAS_LEAST) {
+            put_floats(less, least + first * rows, rows);
+        }
+        for (int b = 0; b < 8; b++) {
+            __m256i values[8];
+            for (int i = 0; i < 8; i++) {
+                values[i] = values_of(of[i] + at, b);
+            }
+            put(values, bytes + size_t(first + b) * BLOCK * rows, rows);
+        }
     }
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *) bytes)));
+}
+
+static inline __m256 half_at(const uint8_t * p) {
+    uint16_t bits;
+    memcpy(&bits, p, sizeof(bits));
+    return _mm256_set1_ps(_cvtsh_ss(bits));
 }
 
 static inline __m256i shifted(const uint8_t * p, int right, int mask) {
@@ -193,166 +228,122 @@ static inline __m256i shifted(const uint8_t * p, int right, int mask) {
     return _mm256_and_si256(moved, _mm256_set1_epi8((char) mask));
 }
 
-// 8 scales and 8 least ones in 6 bits, of which 12 bytes hold the low four (or all six) and the high two apart.
-static inline void scales_of_32(const uint8_t * p, int b, int * scale, int * least) {
-    *scale = b < 4 ? p[b] & 63 : (p[b + 4] & 15) | p[b - 4] >> 6 << 4;
-    *least = b < 4 ? p[b + 4] & 63 : p[b + 4] >> 4 | p[b] >> 6 << 4;
+static inline __m256i eight_nibbles(const uint8_t * p) {
+    const __m256i apart = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+    return _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32((int) four_bytes(p)), apart), _mm256_set1_epi32(15));
+}
+
+// Odd numbers, of which half is stored.
+static inline __m256i odd(__m256i half) { return _mm256_add_epi32(_mm256_add_epi32(half, half), _mm256_set1_epi32(1)); }
+
+// 16 numbers with a sign: those of first halves of blocks, each before that of the second half.
+static inline void scaled_halves(__m256 d, __m128i numbers, __m256 & by, __m256 & less) {
+    by = scaled(d, _mm256_cvtepi16_epi32(_mm_srai_epi16(_mm_slli_epi16(numbers, 8), 8)));
+    less = scaled(d, _mm256_cvtepi16_epi32(_mm_srai_epi16(numbers, 8)));
 }
 
 // Scale and least one in 16 bits, 12 bytes for those of the blocks, high bits (a bit a block) of 32 places, nibbles.
 static void q5_k(const uint8_t * const * of, int count, int rows, uint8_t * bytes, float * scale, float * least) {
-    constexpr int BLOCKS = 8, SIZE = 176;
-    for (int first = 0; first < count; first += BLOCKS) {
-        const size_t at = size_t(first / BLOCKS) * SIZE;
-        const __m256 d = halves(of, at), off = halves(of, at + 2);
-        for (int b = 0; b < BLOCKS; b++) {
-            __m256i values[8];
-            alignas(32) int by[8], less[8];
-            for (int i = 0; i < 8; i++) {
-                const uint8_t * p = of[i] + at;
-                const __m256i high = _mm256_slli_epi16(shifted(p + 16, b, 1), 4);
-                values[i] = _mm256_or_si256(shifted(p + 48 + b / 2 * 32, b % 2 * 4, 15), high);
-                scales_of_32(p + 4, b, &by[i], &less[i]);
-            }
-            put(values, bytes + size_t(first + b) * BLOCK * rows, rows);
-            const __m256 times = _mm256_cvtepi32_ps(_mm256_load_si256((const __m256i *) by));
-            const __m256 down = _mm256_cvtepi32_ps(_mm256_load_si256((const __m256i *) less));
-            _mm256_store_ps(scale + (first + b) * rows, _mm256_mul_ps(d, times));
-            _mm256_store_ps(least + (first + b) * rows, _mm256_sub_ps(_mm256_setzero_ps(), _mm256_mul_ps(off, down)));
-        }
-    }
+    put_superblocks<176, true>(
+        of, count, rows, bytes, scale, least,
+        [](const uint8_t * p, __m256 & by, __m256 & less) {
+            __m256i scales, offsets;
+            six_bits(p + 4, &scales, &offsets);
+            by = scaled(half_at(p), scales);
+            less = scaled(negative(half_at(p + 2)), offsets);
+        },
+        [](const uint8_t * p, int b) {
+            const __m256i high = _mm256_slli_epi16(shifted(p + 16, b, 1), 4);
+            return _mm256_or_si256(shifted(p + 48 + b / 2 * 32, b % 2 * 4, 15), high);
+        });
 }
 
 // Nibbles of 4 times 32 values in each half, two bits of four times 32 beside each other, a scale in 8 bits for each 16.
 static void q6_k(const uint8_t * const * of, int count, int rows, uint8_t * bytes, float * scale, float * least) {
-    constexpr int BLOCKS = 8, SIZE = 210;
-    for (int first = 0; first < count; first += BLOCKS) {
-        const size_t at = size_t(first / BLOCKS) * SIZE;
-        const __m256 d = halves(of, at + 208);
-        for (int b = 0; b < BLOCKS; b++) {
-            const int half = b / 4, turn = b % 4;
-            __m256i values[8];
-            for (int i = 0; i < 8; i++) {
-                const uint8_t * p = of[i] + at;
-                const __m256i high = _mm256_slli_epi16(shifted(p + 128 + 32 * half, 2 * turn, 3), 4);
-                values[i] = _mm256_or_si256(shifted(p + 64 * half + turn % 2 * 32, turn / 2 * 4, 15), high);
-            }
-            put(values, bytes + size_t(first + b) * BLOCK * rows, rows);
-            _mm256_store_ps(scale + (first + b) * rows, _mm256_mul_ps(d, signed_bytes(of, at + 192 + 2 * b)));
-            _mm256_store_ps(least + (first + b) * rows, _mm256_mul_ps(d, signed_bytes(of, at + 193 + 2 * b)));
-        }
-    }
+    put_superblocks<210, true>(
+        of, count, rows, bytes, scale, least,
+        [](const uint8_t * p, __m256 & by, __m256 & less) {
+            scaled_halves(half_at(p + 208), _mm_loadu_si128((const __m128i *) (p + 192)), by, less);
+        },
+        [](const uint8_t * p, int b) {
+            const __m256i high = _mm256_slli_epi16(shifted(p + 128 + b / 4 * 32, b % 4 * 2, 3), 4);
+            return _mm256_or_si256(shifted(p + b / 4 * 64 + b % 2 * 32, b % 4 / 2 * 4, 15), high);
+        });
 }
 
 // A high bit (a bit a block) of 32 places, two bits of four times 32 values beside each other in each half, 16 scales in
 // 6 bits: low nibbles in 8 bytes, high two bits in 4.
 static void q3_k(const uint8_t * const * of, int count, int rows, uint8_t * bytes, float * scale, float * least) {
-    constexpr int BLOCKS = 8, SIZE = 110;
-    for (int first = 0; first < count; first += BLOCKS) {
-        const size_t at = size_t(first / BLOCKS) * SIZE;
-        const __m256 d = halves(of, at + 108);
-        for (int b = 0; b < BLOCKS; b++) {
-            __m256i values[8];
-            alignas(32) int by[2][8];
-            for (int i = 0; i < 8; i++) {
-                const uint8_t * p = of[i] + at;
-                const __m256i high = _mm256_slli_epi16(shifted(p, b, 1), 2);
-                values[i] = _mm256_or_si256(shifted(p + 32 + b / 4 * 32, b % 4 * 2, 3), high);
-                for (int half = 0; half < 2; half++) {
-                    const int k = 2 * b + half;
-                    by[half][i] = (p[96 + k % 8] >> k / 8 * 4 & 15 | (p[104 + k % 4] >> k / 4 * 2 & 3) << 4) - 32;
-                }
-            }
-            put(values, bytes + size_t(first + b) * BLOCK * rows, rows);
-            for (int half = 0; half < 2; half++) {
-                const __m256 times = _mm256_cvtepi32_ps(_mm256_load_si256((const __m256i *) by[half]));
-                _mm256_store_ps((half ? least : scale) + (first + b) * rows, _mm256_mul_ps(d, times));
-            }
-        }
-    }
+    put_superblocks<110, true>(
+        of, count, rows, bytes, scale, least,
+        [](const uint8_t * p, __m256 & by, __m256 & less) {
+            const uint32_t one = four_bytes(p + 96), other = four_bytes(p + 100), two = four_bytes(p + 104);
+            const __m128i low = _mm_setr_epi32((int) one, (int) other, (int) (one >> 4), (int) (other >> 4));
+            const __m128i high = _mm_setr_epi32((int) two, (int) (two >> 2), (int) (two >> 4), (int) (two >> 6));
+            const __m128i six = _mm_or_si128(_mm_and_si128(low, _mm_set1_epi8(15)),
+                                             _mm_slli_epi16(_mm_and_si128(high, _mm_set1_epi8(3)), 4));
+            scaled_halves(half_at(p + 108), _mm_sub_epi8(six, _mm_set1_epi8(32)), by, less);
+        },
+        [](const uint8_t * p, int b) {
+            const __m256i high = _mm256_slli_epi16(shifted(p, b, 1), 2);
+            return _mm256_or_si256(shifted(p + 32 + b / 4 * 32, b % 4 * 2, 3), high);
+        });
 }
 
 // Scale in 16 bits, the high two bits of the blocks' scales in 16, their low nibbles in 4 bytes, then nibbles that stand
 // for sixteen values.
 static void iq4_xs(const uint8_t * const * of, int count, int rows, uint8_t * bytes, float * scale, float *) {
-    constexpr int BLOCKS = 8, SIZE = 136;
-    const __m256i meant = meanings(NONLINEAR);
-    for (int first = 0; first < count; first += BLOCKS) {
-        const size_t at = size_t(first / BLOCKS) * SIZE;
-        const __m256 d = halves(of, at);
-        for (int b = 0; b < BLOCKS; b++) {
-            __m256i values[8];
-            alignas(32) int by[8];
-            for (int i = 0; i < 8; i++) {
-                const uint8_t * p = of[i] + at;
-                values[i] = _mm256_shuffle_epi8(meant, nibbles(p + 8 + 16 * b));
-                by[i] = (p[4 + b / 2] >> b % 2 * 4 & 15 | (p[2 + b / 4] >> b % 4 * 2 & 3) << 4) - 32;
-            }
-            put(values, bytes + size_t(first + b) * BLOCK * rows, rows);
-            const __m256 times = _mm256_cvtepi32_ps(_mm256_load_si256((const __m256i *) by));
-            _mm256_store_ps(scale + (first + b) * rows, _mm256_mul_ps(d, times));
-        }
-    }
+    put_superblocks<136, false>(
+        of, count, rows, bytes, scale, nullptr,
+        [](const uint8_t * p, __m256 & by, __m256 &) {
+            const __m256i apart = _mm256_setr_epi32(16, 18, 20, 22, 24, 26, 28, 30);
+            const __m256i pairs = _mm256_srlv_epi32(_mm256_set1_epi32((int) four_bytes(p)), apart);
+            const __m256i high = _mm256_slli_epi32(_mm256_and_si256(pairs, _mm256_set1_epi32(3)), 4);
+            const __m256i six = _mm256_or_si256(eight_nibbles(p + 4), high);
+            by = scaled(half_at(p), _mm256_sub_epi32(six, _mm256_set1_epi32(32)));
+        },
+        [meant = meanings(NONLINEAR)](const uint8_t * p, int b) {
+            return _mm256_shuffle_epi8(meant, nibbles(p + 8 + 16 * b));
+        });
 }
 
 // Fours of magnitudes from a table, below zero where a sign's bit is set, plus `zero`.
 static inline __m256i signed_fours(const uint32_t * table, const uint8_t * index, uint32_t ninth, uint32_t signs, int zero) {
-    alignas(32) uint32_t fours[8];
-    for (int i = 0; i < 8; i++) {
-        fours[i] = table[index[i] | (ninth >> i & 1) << 8];
-    }
-    const __m256i below = spread_bits(signs), values = _mm256_load_si256((const __m256i *) fours);
+    const auto four = [&](int i) { return (int) table[index[i] | (ninth >> i & 1) << 8]; };
+    const __m256i values = _mm256_setr_epi32(four(0), four(1), four(2), four(3), four(4), four(5), four(6), four(7));
+    const __m256i below = spread_bits(signs);
     return _mm256_add_epi8(_mm256_sub_epi8(_mm256_xor_si256(values, below), below), _mm256_set1_epi8((char) zero));
 }
 
 // Scale in 16 bits, an index for each four values, then for each block four times 7 signs, of which an even number is
 // set with the eighth, and a scale in 4 bits.
 static void iq3_xxs(const uint8_t * const * of, int count, int rows, uint8_t * bytes, float * scale, float *) {
-    constexpr int BLOCKS = 8, SIZE = 98;
-    for (int first = 0; first < count; first += BLOCKS) {
-        const size_t at = size_t(first / BLOCKS) * SIZE;
-        const __m256 d = _mm256_mul_ps(halves(of, at), _mm256_set1_ps(0.25f));
-        for (int b = 0; b < BLOCKS; b++) {
-            __m256i values[8];
-            alignas(32) int by[8];
-            for (int i = 0; i < 8; i++) {
-                const uint8_t * p = of[i] + at;
-                const uint32_t packed = four_bytes(p + 66 + 4 * b);
-                uint32_t signs = 0;
-                for (int j = 0; j < 4; j++) {
-                    const uint32_t seven = packed >> 7 * j & 127;
-                    signs |= (seven | (uint32_t) __builtin_parity(seven) << 7) << 8 * j;
-                }
-                values[i] = signed_fours(iq3xxs_grid, p + 2 + 8 * b, 0, signs, 64);
-                by[i] = 2 * int(packed >> 28) + 1;
+    put_superblocks<98, false>(
+        of, count, rows, bytes, scale, nullptr,
+        [](const uint8_t * p, __m256 & by, __m256 &) {
+            const __m256i last = _mm256_srli_epi32(_mm256_loadu_si256((const __m256i *) (p + 66)), 28);
+            by = scaled(_mm256_mul_ps(half_at(p), _mm256_set1_ps(0.25f)), odd(last));
+        },
+        [](const uint8_t * p, int b) {
+            const uint32_t packed = four_bytes(p + 66 + 4 * b);
+            uint32_t signs = 0;
+            for (int j = 0; j < 4; j++) {
+                const uint32_t seven = packed >> 7 * j & 127;
+                signs |= (seven | (uint32_t) __builtin_parity(seven) << 7) << 8 * j;
             }
-            put(values, bytes + size_t(first + b) * BLOCK * rows, rows);
-            const __m256 times = _mm256_cvtepi32_ps(_mm256_load_si256((const __m256i *) by));
-            _mm256_store_ps(scale + (first + b) * rows, _mm256_mul_ps(d, times));
-        }
-    }
+            return signed_fours(iq3xxs_grid, p + 2 + 8 * b, 0, signs, 64);
+        });
 }
 
 // Scale in 16 bits, an index for each four values, the ninth bits of those of a block in a byte, a sign for each value, a
 // scale of a block in 4 bits.
 static void iq3_s(const uint8_t * const * of, int count, int rows, uint8_t * bytes, float * scale, float *) {
-    constexpr int BLOCKS = 8, SIZE = 110;
-    for (int first = 0; first < count; first += BLOCKS) {
-        const size_t at = size_t(first / BLOCKS) * SIZE;
-        const __m256 d = halves(of, at);
-        for (int b = 0; b < BLOCKS; b++) {
-            __m256i values[8];
-            alignas(32) int by[8];
-            for (int i = 0; i < 8; i++) {
-                const uint8_t * p = of[i] + at;
-                values[i] = signed_fours(iq3s_grid, p + 2 + 8 * b, p[66 + b], four_bytes(p + 74 + 4 * b), 16);
-                by[i] = 2 * (p[106 + b / 2] >> b % 2 * 4 & 15) + 1;
-            }
-            put(values, bytes + size_t(first + b) * BLOCK * rows, rows);
-            const __m256 times = _mm256_cvtepi32_ps(_mm256_load_si256((const __m256i *) by));
-            _mm256_store_ps(scale + (first + b) * rows, _mm256_mul_ps(d, times));
-        }
-    }
+    put_superblocks<110, false>(
+        of, count, rows, bytes, scale, nullptr,
+        [](const uint8_t * p, __m256 & by, __m256 &) { by = scaled(half_at(p), odd(eight_nibbles(p + 106))); },
+        [](const uint8_t * p, int b) {
+            return signed_fours(iq3s_grid, p + 2 + 8 * b, p[66 + b], four_bytes(p + 74 + 4 * b), 16);
+        });
 }
 
 // ids: enum ggml_type

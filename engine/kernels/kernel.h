@@ -1,6 +1,6 @@
 // The product of a panel of rows with columns, written once for all instruction sets. Included inside an unnamed
-// namespace after the file has defined: ROWS and COLS of a tile, AT_ONCE rows in each of its VECTORS, types of
-// vectors and their operations. `dot` adds products of four bytes, GROUPS (or GROUPS_OF_HALVES) times between `opened`
+// namespace after the file has defined: ROWS and COLS (or COLS_OF_HALVES) of a tile, AT_ONCE rows in each of its VECTORS,
+// types of vectors and their operations. `dot` adds products of four bytes, GROUPS (or GROUPS_OF_HALVES) times between `opened`
 // and `closed`, which bytes up to WIDEST (or WIDEST_OF_HALVES) allow; `dot_signed` takes weights without their zero.
 
 // Rounded to 16 bits, which hold nothing larger than 65504.
@@ -13,26 +13,20 @@ static inline float as_half(float x) {
 static void quantize_column(const float * column, int64_t index, const Columns & columns) {
     int8_t * q = columns.q + index * columns.values;
     const int64_t first = index * columns.blocks;
-    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     for (int64_t b = 0; b < columns.blocks; b++, column += BLOCK, q += BLOCK) {
         __m256 x[4];
-        __m256 largest = _mm256_setzero_ps(), all = _mm256_setzero_ps();
+        __m256i largest = _mm256_setzero_si256();
         for (int i = 0; i < 4; i++) {
             x[i] = _mm256_loadu_ps(column + 8 * i);
-            const __m256 size = _mm256_and_ps(x[i], magnitude);
-            largest = _mm256_max_ps(largest, size);
-            all = _mm256_add_ps(all, size);
+            // As integers, what is no number is larger than all numbers.
+            const __m256i size = _mm256_and_si256(_mm256_castps_si256(x[i]), _mm256_set1_epi32(0x7fffffff));
+            largest = _mm256_max_epi32(largest, size);
         }
-        alignas(32) float of[8], sums[8];
-        _mm256_store_ps(of, largest);
-        _mm256_store_ps(sums, all);
-        float most = 0.0f, total = 0.0f;
-        for (int i = 0; i < 8; i++) {
-            most = of[i] > most ? of[i] : most;
-            total += sums[i];
-        }
-        // A maximum forgets what is no number, a sum does not.
-        const float scale = total - total == 0.0f ? most / 127.0f : total - total;
+        __m128i four = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+        four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+        four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1));
+        const float most = _mm_cvtss_f32(_mm_castsi128_ps(four));
+        const float scale = as_half(most - most == 0.0f ? most / 127.0f : most - most);
         const __m256 by = _mm256_set1_ps(most > 0.0f ? 127.0f / most : 0.0f);
         __m256i whole[4];
         for (int i = 0; i < 4; i++) {
@@ -42,17 +36,15 @@ static void quantize_column(const float * column, int64_t index, const Columns &
         const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
         const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
         _mm256_storeu_si256((__m256i *) q, bytes);
-        int32_t * sum = columns.sums + 2 * (first + b);
-        for (int half = 0; half < 2; half++) {
-            alignas(32) int32_t parts[8];
-            _mm256_store_si256((__m256i *) parts, _mm256_add_epi32(whole[2 * half], whole[2 * half + 1]));
-            sum[half] = 0;
-            for (int i = 0; i < 8; i++) {
-                sum[half] += parts[i];
-            }
-        }
-        columns.scale[first + b] = as_half(scale);
-        columns.scaled_sum[first + b] = as_half(scale) * float(sum[0] + sum[1]);
+        const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+        __m256i sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+        sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0x4e));
+        sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0xb1));
+        const int one = _mm256_extract_epi32(sums, 0), other = _mm256_extract_epi32(sums, 4);
+        columns.starts[2 * (first + b)] = -columns.zero * (columns.halves ? one : one + other);
+        columns.starts[2 * (first + b) + 1] = -columns.zero * other;
+        columns.scale[first + b] = scale;
+        columns.scaled_sum[first + b] = scale * float(one + other);
     }
 }
 
@@ -71,6 +63,8 @@ template <int N, int AT_A_TIME>
 INLINE static void multiply_groups(Ints (&dots)[VECTORS][N], int count, const uint8_t *& bytes, const int8_t * q, int64_t next) {
     for (int some = 0; some < count; some += AT_A_TIME) {
         Dots more[VECTORS][N];
+        // GCC leaves the loops of wide tiles as they are otherwise, and keeps their sums in memory.
+        #pragma GCC unroll 8
         for (int group = some; group < some + AT_A_TIME; group++) {
             Bytes w[VECTORS];
             for (int v = 0; v < VECTORS; v++, bytes += 4 * AT_ONCE) {
@@ -107,7 +101,6 @@ INLINE static void multiply_signed(Ints (&dots)[VECTORS][N], int zero, const uin
 template <int N, Weight KIND>
 static void tile(const Product & product, const Panel & panel, int64_t column) {
     const Columns & columns = product.columns;
-    const int zero = product.format->zero;
     Floats sum[VECTORS][N];
     for (int j = 0; j < N; j++) {
         for (int v = 0; v < VECTORS; v++) {
@@ -120,10 +113,8 @@ static void tile(const Product & product, const Panel & panel, int64_t column) {
     for (int b = 0; b < panel.count; b++, q += BLOCK) {
         Ints dots[VECTORS][N];
         for (int j = 0; j < N; j++) {
-            const int32_t * sums = columns.sums + 2 * (at + j * columns.blocks + b);
-            const Ints start = begin(KIND == Weight::ZERO     ? -zero * (sums[0] + sums[1])
-                                     : KIND == Weight::HALVES ? -zero * sums[0]
-                                                              : 0);
+            const int64_t i = at + j * columns.blocks + b;
+            const Ints start = begin(KIND == Weight::ZERO || KIND == Weight::HALVES ? columns.starts[2 * i] : 0);
             for (int v = 0; v < VECTORS; v++) {
                 dots[v][j] = start;
             }
@@ -135,7 +126,7 @@ static void tile(const Product & product, const Panel & panel, int64_t column) {
                 const Floats scale = load(panel.scale + b * ROWS + v * AT_ONCE);
                 for (int j = 0; j < N; j++) {
                     first[v][j] = times(as_floats(dots[v][j]), scale);
-                    dots[v][j] = begin(-zero * columns.sums[2 * (at + j * columns.blocks + b) + 1]);
+                    dots[v][j] = begin(columns.starts[2 * (at + j * columns.blocks + b) + 1]);
                 }
             }
             multiply_groups<N, GROUPS_OF_HALVES>(dots, BLOCK / 8, bytes, q + BLOCK / 2, columns.values);
@@ -149,7 +140,7 @@ static void tile(const Product & product, const Panel & panel, int64_t column) {
             continue;
         }
         if constexpr (KIND == Weight::SIGNED) {
-            multiply_signed<N>(dots, zero, bytes, q, columns.values);
+            multiply_signed<N>(dots, product.format->zero, bytes, q, columns.values);
         } else {
             multiply_groups<N, GROUPS>(dots, BLOCK / 4, bytes, q, columns.values);
         }
@@ -183,14 +174,19 @@ static void rest(const Product & product, const Panel & panel, int64_t column, i
 
 template <Weight KIND>
 static void tiles_of(const Product & product, const Panel & panel, int64_t from, int64_t to) {
-    for (int64_t column = from; column < to; column += COLS) {
-        const int64_t left = to - column < COLS ? to - column : COLS;
-        rest<COLS, KIND>(product, panel, column, left);
+    constexpr int MOST = KIND == Weight::HALVES ? COLS_OF_HALVES : COLS;
+    for (int64_t column = from; column < to; column += MOST) {
+        const int64_t left = to - column < MOST ? to - column : MOST;
+        rest<MOST, KIND>(product, panel, column, left);
     }
 }
 
 static void part(const Product & product, int64_t first, int64_t from, int64_t to, uint8_t * memory) {
     const Format & format = *product.format;
+    const auto multiply = format.weight == Weight::LEAST    ? tiles_of<Weight::LEAST>
+                          : format.weight == Weight::HALVES ? tiles_of<Weight::HALVES>
+                          : format.widest > WIDEST          ? tiles_of<Weight::SIGNED>
+                                                            : tiles_of<Weight::ZERO>;
     const int64_t blocks = product.columns.blocks;
     const int64_t rows = product.rows - first < ROWS ? product.rows - first : ROWS;
     float * scale = (float *) (memory + size_t(ROWS) * CHUNK_BLOCKS * BLOCK);
@@ -211,22 +207,7 @@ static void part(const Product & product, int64_t first, int64_t from, int64_t t
             format.decode(of, count, ROWS, memory + 4 * row, scale + row, least + row);
         }
         const Panel panel = {memory, scale, least, first, block, count, rows};
-        switch (format.weight) {
-            case Weight::ZERO:
-            case Weight::SIGNED:
-                if (format.widest > WIDEST) {
-                    tiles_of<Weight::SIGNED>(product, panel, from, to);
-                } else {
-                    tiles_of<Weight::ZERO>(product, panel, from, to);
-                }
-                break;
-            case Weight::LEAST:
-                tiles_of<Weight::LEAST>(product, panel, from, to);
-                break;
-            case Weight::HALVES:
-                tiles_of<Weight::HALVES>(product, panel, from, to);
-                break;
-        }
+        multiply(product, panel, from, to);
     }
 }
 

@@ -40,6 +40,8 @@ Product product_of(const Kernels & use, const ggml_tensor * out, const Columns &
     product.row_bytes = weights->nb[1];
     product.rows = weights->ne[1];
     product.columns = columns;
+    product.columns.zero = product.format->zero;
+    product.columns.halves = product.format->weight == Weight::HALVES;
     product.out = static_cast<float *>(out->data);
     return product;
 }
@@ -49,7 +51,7 @@ void copy_column(const Columns & columns, int64_t from, int64_t to) {
     std::copy_n(columns.q + from * columns.values, columns.values, columns.q + to * columns.values);
     std::copy_n(columns.scale + from * blocks, blocks, columns.scale + to * blocks);
     std::copy_n(columns.scaled_sum + from * blocks, blocks, columns.scaled_sum + to * blocks);
-    std::copy_n(columns.sums + 2 * from * blocks, 2 * blocks, columns.sums + 2 * to * blocks);
+    std::copy_n(columns.starts + 2 * from * blocks, 2 * blocks, columns.starts + 2 * to * blocks);
 }
 
 // The columns of a mixture's product, those of one expert next to each other. The columns of `out` are counted by

@@ -18,15 +18,17 @@ constexpr int PANEL_ROWS = 32;     // the most rows of a panel
 constexpr int DECODED_ROWS = 8;    // rows that are decoded together
 constexpr size_t PANEL_BYTES = size_t(PANEL_ROWS) * CHUNK_BLOCKS * (BLOCK + 2 * sizeof(float));
 
-// Columns in 8 bits, one after the other: a scale for each block, the sum of its values with the scale, and without it
-// the sum of each half of the block.
+// Columns in 8 bits, one after the other: a scale for each block, and the sum of its values with the scale. Sums of
+// products of a block begin with what takes the zero of the weights off; those of its second half with the other.
 struct Columns {
     int64_t values;   // of a column
     int64_t blocks;   // of a column
     int8_t * q;
     float * scale;
     float * scaled_sum;
-    int32_t * sums;
+    int32_t * starts;
+    int zero;         // of the weights
+    bool halves;      // their blocks are Weight::HALVES
 };
 
 // What a weight is beside its byte and its scale.
