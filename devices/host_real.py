@@ -117,7 +117,11 @@ class RealHost:
 
     def access(self, path: str) -> str:
         """`absent`, `denied` or `ok`."""
-        if not Path(path).exists():
+        try:
+            Path(path).stat()
+        except PermissionError:
+            return "denied"
+        except (OSError, ValueError):
             return "absent"
         return "ok" if os.access(path, os.R_OK | os.W_OK) else "denied"
 

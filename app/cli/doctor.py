@@ -57,14 +57,15 @@ def _folders() -> "tuple[Finding, ...]":
     folders = dict.fromkeys((paths.config, paths.models, paths.state, paths.cache, paths.logs))
     # A folder that is missing is made at the first write to it.
     places = dict.fromkeys(next(f for f in (folder, *folder.parents) if _is_there(f)) for folder in folders)
+    own = {place for place in places if place in folders or Path.home() in place.parents}
     return tuple(
         Finding(
             "folder_not_writable",
             "warning",
             f"{place} cannot be written",
             "Settings, chats, models or logs are not stored there.",
-            # Never of a folder above them, which may be a part of the system.
-            f"sudo chown -R $USER {shlex.quote(str(place))}" if place in folders and not _owns(place) else "",
+            # Never of a folder outside the home folder that is not Tessera's: it may be a part of the system.
+            f"sudo chown -R $USER {shlex.quote(str(place))}" if place in own and not _owns(place) else "",
         )
         for place in places
         if not os.access(place, os.W_OK | os.X_OK)

@@ -5,6 +5,7 @@
 """
 
 import contextlib
+import os
 import shutil
 from pathlib import Path
 from typing import IO, Final
@@ -47,7 +48,8 @@ class PackStore:
     def packs(self) -> tuple[Pack, ...]:
         """Every installed build whose manifest can be read, by name."""
         packs = []
-        for path in sorted(self.folder.glob("*/*/" + manifests.NAME)) if self.folder.is_dir() else []:
+        is_folder = os.path.isdir(self.folder)  # noqa: PTH112 - Path raises where a folder above may not be read
+        for path in sorted(self.folder.glob("*/*/" + manifests.NAME)) if is_folder else []:
             with contextlib.suppress(PackRefused, OSError):
                 manifest = manifests.parse(path.read_bytes())
                 state = self._in_use(manifest.name)

@@ -4,6 +4,7 @@
 <engines>/in_use.json             {"format": 1, "version": …, "previous": …, "models": {path: version}}
 """
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -49,7 +50,8 @@ class VersionStore:
 
         state = self.state()
         versions = []
-        for package in self.folder.glob(f"*/{PACKAGE}") if self.folder.is_dir() else ():
+        is_folder = os.path.isdir(self.folder)  # noqa: PTH112 - Path raises where a folder above may not be read
+        for package in self.folder.glob(f"*/{PACKAGE}") if is_folder else ():
             name = package.parent.name
             if not VERSION_NAME.match(name):
                 continue

@@ -15,6 +15,9 @@ from devices import environment
 from devices.backends.cpu_kernels import NO_INSTRUCTIONS
 from devices.distribution import parsed
 from devices.doctor import build_summary, diagnose
+from devices.host_real import RealHost
+from devices.kernel_packs.store import PackStore
+from devices.llama_cpp_versions.store import VersionStore
 from devices.memory_ledger import Ledger
 from devices.merge import merged
 from devices.recording import RecordedHost
@@ -428,5 +431,11 @@ def test_a_home_that_may_not_be_read_is_named_instead_of_an_error(monkeypatch, t
     monkeypatch.setenv("TESSERA_HOME", str(closed / "home"))
     monkeypatch.setattr(os, "stat", stat)
     monkeypatch.setattr(os, "access", lambda path, _mode: path != closed)
+    monkeypatch.setattr(doctor_command, "_owns", lambda _: False)
     (finding,) = doctor_command._folders()
-    assert finding.title == f"{closed} cannot be written"
+    assert (finding.title, finding.fix) == (f"{closed} cannot be written", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (finding,) = doctor_command._folders()
+    assert finding.fix == f"sudo chown -R $USER {closed}"
+    assert PackStore(closed / "kernels").packs() == VersionStore(closed / "engines").versions() == ()
+    assert RealHost().access(str(closed / "node")) == "denied"
