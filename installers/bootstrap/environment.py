@@ -233,4 +233,9 @@ class _Installing(threading.Thread):
         if is_terminal() and self._seen:
             show()
         if self._process.returncode != 0:
-            raise RuntimeError("pip could not install the locked packages:\n" + "\n".join(self._tail))
+            lines = ["pip could not install the locked packages:", *self._tail]
+            if self._is_unanswered:
+                lines.append(
+                    "The package index did not answer: check the network and the proxy (HTTPS_PROXY, pip.conf)."
+                )
+            raise RuntimeError("\n".join(lines))

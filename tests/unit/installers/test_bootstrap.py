@@ -301,6 +301,19 @@ def test_a_download_ends_with_its_block(tmp_path, monkeypatch):
     assert list((tmp_path / "tessera" / "models").iterdir()) == []
 
 
+def test_an_index_out_of_reach_is_named_as_the_cause(tmp_path, monkeypatch, capsys):
+    """pip's last line says that there is no such version, whatever the reason."""
+    (tmp_path / "lock.txt").write_text(f"tessera-none==1.0 --hash=sha256:{64 * '0'}\n")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.getsockname()[1]}/simple")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    named = pytest.raises(RuntimeError, match="The package index did not answer: check the network and the proxy")
+    with environment._Installing(sys.executable, str(tmp_path / "lock.txt")) as packages, named:
+        packages.finish()
+    assert capsys.readouterr().out.count("The package index does not answer") == 1
+
+
 class Closed(BaseHTTPRequestHandler):
     """A package index that asks for a name and a password."""
 
