@@ -452,3 +452,36 @@ def test_nvidia_smi_does_not_hide_the_memory_that_an_integrated_gpu_shares():
 def test_the_usual_link_of_a_laptops_card_is_that_of_a_laptop():
     card_of_laptop = replace(card("AMD Radeon RX 7600S"), vendor="AMD", arch=None, chip="rx7600s")
     assert link_gbs(card_of_laptop) == link_gbs(card("x", chip="rtx4060m")) < link_gbs(card("x", chip="rtx4060"))
+
+
+def test_a_dgx_spark_is_known_by_all_its_parts():
+    """Facts: hrw/arm-socs-table, issue 133; nvidia-smi reports no memory, and the first cores are slow ones."""
+    cpus, folder, pci = range(20), "/sys/devices/system/cpu", "/sys/bus/pci/devices/000f:01:00.0"
+    parts = {n: "0xd87" if n % 10 < 5 else "0xd85" for n in cpus}
+    blocks = [
+        f"processor\t: {n}\nFeatures\t: asimddp i8mm\nCPU implementer\t: 0x41\nCPU part\t: {parts[n]}" for n in cpus
+    ]
+    files = {f"{folder}/cpu{n}/cpu_capacity": "718" if parts[n] == "0xd87" else "1024" for n in cpus}
+    files |= {f"{folder}/cpu{n}/topology/thread_siblings_list": str(n) for n in cpus}
+    files |= {
+        f"{folder}/online": "0-19",
+        "/proc/cpuinfo": "\n\n".join(blocks),
+        "/proc/meminfo": "MemTotal: 125513984 kB",
+    }
+    files[f"{pci}/uevent"] = "DRIVER=nvidia\nPCI_CLASS=30000\nPCI_ID=10DE:2E12\nPCI_SLOT_NAME=000f:01:00.0"
+    row = "0000000F:01:00.0, NVIDIA GB10, [N/A], [N/A], 12.1, 580.95.05\n"
+    listed = {"name": "Vulkan0", "description": "NVIDIA GB10", "kind": "igpu", "device_id": "000f:01:00.0"}
+    listed |= {"total_bytes": 119 << 30, "free_bytes": 112 << 30}
+    recording = {
+        "system": "linux",
+        "files": files,
+        "api": {"machine": "aarch64", "affinity": list(cpus)},
+        "access": {"/dev/nvidiactl": "ok"},
+        "commands": {" ".join(COMMAND): {"returncode": 0, "stdout": row}},
+        "backends": [{"backend": "vulkan", "library": "x.so", "state": "usable", "devices": [listed]}],
+    }
+    machine = recorded_report(RecordedHost(recording))
+    cpu, spark = machine.device("cpu"), machine.device("igpu")
+    assert (cpu.chip, cpu.cores.threads, cpu.memory.bandwidth_gbs) == ("gb10-cpu", 10, 273)
+    assert (spark.state, spark.arch, spark.chip, spark.memory.bandwidth_gbs) == ("usable", "sm_121", "gb10", 273)
+    assert spark.memory.budget_bytes == 125513984 * 1024
