@@ -245,6 +245,8 @@ def test_the_gpus_cores_are_read_from_its_driver():
         ("AMD Ryzen 9 7950X 16-Core Processor", "amd-two-chiplets"),
         ("AMD Ryzen 9 5900HX with Radeon Graphics", "amd-laptop"),
         ("AMD Ryzen 9 7945HX with Radeon Graphics", "amd-two-chiplets"),
+        ("AMD Ryzen 9 PRO 7945 12-Core Processor", "amd-two-chiplets"),
+        ("AMD Ryzen 7 PRO 7745 8-Core Processor", "amd-desktop"),
         ("AMD Ryzen 7 PRO 7840U w/ Radeon 780M Graphics", "amd-laptop"),
         ("AMD Ryzen Z1 Extreme", "amd-laptop"),
         ("AMD Ryzen 7 255 w/ Radeon 780M Graphics", "amd-laptop"),
