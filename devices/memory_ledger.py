@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict, force_setattr, replace
 
-from devices.atomic_file import write_atomically
+from devices.atomic_file import locked, write_atomically
 from devices.errors import PoolExceeded
 from devices.probes.gpu_linux import reserve_bytes
 from devices.process_memory import process_memory
@@ -92,7 +92,9 @@ class AuditLog:
         with self._lock:
             self._audits = [*self._audits, audit][-MAX_ENTRIES:]
             if self._path is not None:
-                with contextlib.suppress(OSError):  # a full disk must not fail a load that has succeeded
+                # A full disk must not fail a load that has succeeded. Another server may have stored audits.
+                with contextlib.suppress(OSError), locked(self._path):
+                    self._audits = [*(_read(self._path) or self._audits[:-1]), audit][-MAX_ENTRIES:]
                     _write(self._path, self._audits)
         return audit
 
@@ -204,11 +206,14 @@ class Ledger:
         with self._lock:
             self._draw(machine, amounts, exclude)
 
-    def attach(self, owner: str, pid: int) -> None:
-        """Set the process of a reservation, so that a load in progress is not counted twice."""
+    def attach(self, owner: str, pid: int, measured: ProcessMemory | None = None) -> None:
+        """Set the process of a reservation, so that a load in progress is not counted twice.
+
+        `measured` is its memory when the load has ended: from then on, free memory of GPUs is without the load.
+        """
         with self._lock:
             if owner in self._by_owner:
-                self._by_owner[owner] = replace(self._by_owner[owner], pid=pid)
+                self._by_owner[owner] = replace(self._by_owner[owner], pid=pid, measured=measured)
 
     def record_measured(
         self,
@@ -218,24 +223,26 @@ class Ledger:
         *,
         moment: str = "load",
         cached_bytes: int = 0,
+        pid: int | None = None,
     ) -> Audit | None:
         """Record the memory of the process after a load or before an unload; measured here by its pid if not given.
 
         `buffers` are its backend's (None: as at the last audit); `cached_bytes` of its memory are a cache that no
-        prediction counts.
+        prediction counts. `pid`: nothing is recorded if another process has the reservation now.
 
         Returns the audit, which is stored and corrects later predictions of the same key; None if unknown.
         """
-        with self._lock:
-            reservation = self._by_owner.get(owner)
-        if reservation is None:
-            return None
-        if measured is None and reservation.pid is not None:
-            measured = self._measure(reservation.pid)
         if measured is None:
-            return None
-        buffers_by_device = dict(reservation.buffers if buffers is None else buffers)
-        with self._lock:
+            with self._lock:
+                reservation = self._by_owner.get(owner)
+            if reservation is None or reservation.pid is None:
+                return None
+            pid, measured = reservation.pid, self._measure(reservation.pid)
+        with self._lock:  # it may have been released or changed while the process was measured
+            reservation = self._of_process(owner, pid)
+            if reservation is None or measured is None:
+                return None
+            buffers_by_device = dict(reservation.buffers if buffers is None else buffers)
             self._by_owner[owner] = replace(reservation, measured=measured, buffers=buffers_by_device)
         # The expected bytes of a process are host memory; without them, its device buffers count too.
         devices = [d for d in reservation.amounts if d != "cpu"] if reservation.expected_bytes is None else []
@@ -251,12 +258,21 @@ class Ledger:
         )
 
     def refine(
-        self, owner: str, amounts: Mapping[str, DeviceBytes], expected_bytes: int | None, parts: Mapping[str, int]
+        self,
+        owner: str,
+        amounts: Mapping[str, DeviceBytes],
+        expected_bytes: int | None,
+        parts: Mapping[str, int],
+        *,
+        pid: int | None = None,
     ) -> None:
-        """Update the numbers of an admitted load. `expected_bytes` is what its process should show."""
+        """Update the numbers of an admitted load. `expected_bytes` is what its process should show.
+
+        `pid`: nothing changes if another process has the reservation now.
+        """
         machine = self._read_machine()
         with self._lock:
-            reservation = self._by_owner.get(owner)
+            reservation = self._of_process(owner, pid)
             if reservation is None:
                 return
             try:
@@ -266,6 +282,11 @@ class Ledger:
             self._by_owner[owner] = replace(
                 reservation, amounts=dict(amounts), drawn=drawn, expected_bytes=expected_bytes, parts=parts
             )
+
+    def _of_process(self, owner: str, pid: int | None) -> Reservation | None:
+        """The reservation of `owner` if it is of this process; None for `pid`: of any."""
+        reservation = self._by_owner.get(owner)
+        return reservation if reservation is not None and pid in {None, reservation.pid} else None
 
     def release(self, owner: str) -> None:
         """Remove a runner's reservation."""

@@ -2,6 +2,8 @@
 
 import hashlib
 import logging
+import os
+import sys
 from pathlib import Path
 
 import msgspec
@@ -13,6 +15,7 @@ from devices.llama_cpp_versions.folder import child_variables, chosen_version
 from devices.msgspec_lock import learned
 from engine.core.errors import EnvironmentFault
 from engine.core.json_store import JsonStore, with_row
+from engine.core.version import __version__
 from engine.message_catalog.reasons import because
 from engine.placement.types import DryRun
 from engine.runner.protocol import LoadSettings
@@ -21,11 +24,15 @@ log = logging.getLogger(__name__)
 # A header with 250,000 tokens takes a second; a cold disk and antivirus take the rest.
 TIMEOUT_S = 30.0
 MAX_ENTRIES = 400
-# Settings that change the memory of a load; threads, priorities and cache folders do not.
-RELEVANT = (
-    "n_ctx", "kv_cells", "n_parallel", "n_batch", "n_ubatch", "n_gpu_layers", "devices", "type_k", "type_v",
-    "flash_attn", "repack", "tiles", "embeddings", "engine_args", "remotes",
-)  # fmt: skip
+GLIBC = "CS_GNU_LIBC_VERSION"
+# Settings that change no number of a dry run; all others are part of its key. Files other than the model's are
+# counted by formulas.
+UNRELATED = frozenset({
+    "path", "max_ctx", "chosen_ctx", "n_threads", "n_threads_batch", "expert_bytes", "use_mmap", "use_mlock",
+    "lazy_tables", "max_draft", "lora", "draft_path", "mmproj_path", "projector_on_cpu", "provider",
+    "allow_fallback", "external", "gpu_frac", "cache_dir", "cache_ram_bytes", "cache_disk_bytes", "reference_path",
+    "deep_from", "deep_rows", "recorded_rows", "num_faults",
+})  # fmt: skip
 
 
 class DryRunFailed(EnvironmentFault):
@@ -33,8 +40,9 @@ class DryRunFailed(EnvironmentFault):
 
 
 def dry_run(settings: LoadSettings, cache: Path | None = None, timeout_s: float = TIMEOUT_S) -> DryRun:
-    """Memory that llama.cpp needs for these settings. Results are cached in `cache` by file, settings and build.
+    """Memory that llama.cpp needs for these settings.
 
+    Results are cached in `cache` by file, settings, build and interpreter.
     Raises: DryRunFailed.
     """
     try:
@@ -58,8 +66,11 @@ def dry_run(settings: LoadSettings, cache: Path | None = None, timeout_s: float 
 
 
 def _key(settings: LoadSettings) -> str:
-    facts: list[object] = [(name, getattr(settings, name)) for name in RELEVANT]
+    related = (name for name in settings.__struct_fields__ if name not in UNRELATED)
+    facts: list[object] = [(name, getattr(settings, name)) for name in related]
     facts.append(("version", chosen_version(settings.path)))
+    libc = os.confstr(GLIBC) if GLIBC in getattr(os, "confstr_names", ()) else None
+    facts.append((__version__, sys.version, libc))
     folder = library_folder()
     for path in (Path(settings.path), *(sorted(folder.glob("*llama*")) if folder else ())):
         try:

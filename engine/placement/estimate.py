@@ -181,7 +181,8 @@ def _weights(
     """Weights by device, and bytes of file pages that stay in memory although they are no longer used.
 
     On the CPU, repacked weights are allocated memory and the rest are pages of the mapped file. For streamed
-    experts, only the cached part counts; of a table that is read row by row, what a full context touches.
+    experts, only the cached part counts; of a table that is read row by row, what a full context touches. Adapters
+    are where the layers are.
     """
     offloaded = own = 0
     mapped, on_demand = touched_bytes(shape, settings), _on_demand(shape, settings)
@@ -207,12 +208,20 @@ def _weights(
                 offloaded += embedding.nbytes
             elif settings.repack and is_repacked(embedding, isa, as_head=True):
                 own += embedding.nbytes
+    adapters = sum(map(_file_bytes, settings.lora))
+    adapters_there = adapters * max(0, trunk - layers_from) // max(1, trunk) if gpu else 0
+    own, offloaded = own + adapters - adapters_there, offloaded + adapters_there
     parts = [MemoryPart(name="weights", device=CPU, num_bytes=mapped + own, mapped_bytes=mapped)]
     parts += (
         [MemoryPart(name="experts", device=CPU, num_bytes=settings.expert_bytes)] if settings.expert_bytes else []
     )
     stale = _left(settings, stale, mapped)
     return ([*parts, MemoryPart(name="weights", device=gpu, num_bytes=offloaded)] if gpu else parts), stale
+
+
+def _file_bytes(path: str) -> int:
+    """Bytes of a file; 0 if there is none."""
+    return Path(path).stat().st_size if Path(path).is_file() else 0
 
 
 def _left(settings: LoadSettings, copied: int, mapped: int) -> int:
@@ -526,8 +535,7 @@ def need_at(
 ) -> MemoryEstimate:
     """The need at `settings`, from a dry run at other settings if there is one."""
     run = rescaled(shape, measured[1], measured[0], settings) if measured else None
-    projector = Path(settings.mmproj_path) if settings.mmproj_path else None
-    size = projector.stat().st_size if projector is not None and projector.is_file() else 0
+    size = _file_bytes(settings.mmproj_path) if settings.mmproj_path else 0
     need = estimate(shape, settings, isa, gpu=gpu, dry_run=run, projector_bytes=size, correction=correction)
     if settings.mtp and shape.has_head:
         need = with_head(need, shape, settings, gpu)

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import msgspec
 
@@ -48,6 +49,7 @@ from engine.runner.pipes import BufferLog
 from engine.runner.protocol import LoadSettings
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 # llama.cpp's dry run starts when the first response has ended, or after this time without one: its child process
 # would take a core from the first token.
 ASKED_AFTER_S = 10.0
@@ -85,7 +87,7 @@ class MemoryAdmission:
 
     async def reserve(self, model_id: str, settings: LoadSettings, placement: Placement | None = None) -> None:
         """Reserve memory. Raises: as `reserve_now`."""
-        await asyncio.to_thread(self.reserve_now, model_id, settings, placement)
+        await uninterrupted(asyncio.to_thread(self.reserve_now, model_id, settings, placement))
 
     def reserve_now(self, model_id: str, settings: LoadSettings, placement: Placement | None = None) -> None:
         """Reserve the memory of a load with these settings, computed unless `placement` has it. Blocks.
@@ -137,7 +139,7 @@ class MemoryAdmission:
     async def widen(self, model_id: str, settings: LoadSettings) -> None:
         """Reserve the memory of the context for deterministic requests. Raises: NotEnoughMemory."""
         if _in_llama_cpp(settings):
-            await asyncio.to_thread(self._widen_now, model_id, settings)
+            await uninterrupted(asyncio.to_thread(self._widen_now, model_id, settings))
 
     def _widen_now(self, model_id: str, settings: LoadSettings) -> None:
         machine = self._placer.machine_now()
@@ -149,6 +151,8 @@ class MemoryAdmission:
             )
         except PoolExceeded as error:
             raise NotEnoughMemory(error.needed_bytes, error.available_bytes, device) from error
+        if model_id not in self._loads:  # released meanwhile
+            self._ledger.release(deterministic_owner(model_id))
 
     async def shortage(
         self, model_id: str, settings: LoadSettings, copied: LoadSettings | None
@@ -163,12 +167,12 @@ class MemoryAdmission:
         """Record the new context size of a loaded model."""
         await asyncio.to_thread(self._resized_now, model_id, settings)
 
-    def _resized_now(self, model_id: str, settings: LoadSettings) -> None:
+    def _resized_now(self, model_id: str, settings: LoadSettings, pid: int | None = None) -> None:
         load = self._loads.get(model_id)
         if load is not None:
             self._loads[model_id] = msgspec.structs.replace(load, settings=settings)
         need = self._placer.need_of(settings)
-        self._ledger.refine(model_id, ledger_amounts(need), need.resident_bytes, need.by_purpose())
+        self._ledger.refine(model_id, ledger_amounts(need), need.resident_bytes, need.by_purpose(), pid=pid)
         exact = deterministic_owner(model_id)
         reservation = next((r for r in self._ledger.reservations() if r.owner == exact), None)
         if reservation is not None:
@@ -190,13 +194,17 @@ class MemoryAdmission:
         bytes_by_owner.pop(model_id, None)
         return sorted(bytes_by_owner.items(), key=lambda row: -row[1])
 
+    def started(self, model_id: str, pid: int) -> None:
+        """Record the process of a load that begins: free memory becomes less while it reads."""
+        self._ledger.attach(model_id, pid)
+
     def attach(self, model_id: str, pid: int, buffers: BufferLog) -> None:
         """Record the process of a loaded model, audit it, and store its settings if an earlier attempt failed.
 
         `buffers` is what its log says it allocated.
         """
-        load = self._loads.get(model_id)
-        self._ledger.attach(model_id, pid)
+        load, measured = self._loads.get(model_id), process_memory(pid)
+        self._ledger.attach(model_id, pid, measured)
         external = kind_of(load.settings) if load is not None else None
         if external is not None:
             if external.is_measured:
@@ -212,7 +220,7 @@ class MemoryAdmission:
         answer = asyncio.Event()
         self._unanswered[model_id] = answer
         task = asyncio.get_running_loop().create_task(
-            self._audit_later(model_id, buffers, load, process_memory(pid), answer)
+            self._audit_later(model_id, pid, buffers, load, measured, answer)
         )
         self._audits.add(task)
         task.add_done_callback(self._audits.discard)
@@ -220,6 +228,7 @@ class MemoryAdmission:
     async def _audit_later(
         self,
         model_id: str,
+        pid: int,
         buffers: BufferLog,
         load: _Load | None,
         measured: ProcessMemory | None,
@@ -231,27 +240,30 @@ class MemoryAdmission:
         if self._unanswered.get(model_id) is answer:  # otherwise it was unloaded or reloaded
             del self._unanswered[model_id]
             try:
-                await asyncio.to_thread(self._audit, model_id, buffers, load, measured)
+                await asyncio.to_thread(self._audit, model_id, pid, buffers, load, measured)
             except (TesseraError, OSError) as error:
                 if exhausted(error) is None:
                     raise
                 log.warning("the memory of %s stays as predicted, it could not be looked at: %s", model_id, error)
 
-    def _audit(self, model_id: str, buffers: BufferLog, load: _Load | None, measured: ProcessMemory | None) -> None:
+    def _audit(
+        self, model_id: str, pid: int, buffers: BufferLog, load: _Load | None, measured: ProcessMemory | None
+    ) -> None:
         """Compare the memory that llama.cpp reports with the memory of the process.
 
-        Both are of the load's first context, which may have grown for the first response.
+        Both are of the load's first context, which may have grown for the first response. Meanwhile the model may
+        have been loaded again in another process, whose reservation stays as it is.
         """
         if load is not None:
-            self._refine(model_id, load.settings)
+            self._refine(model_id, load.settings, pid)
         if measured is not None:
             granted = max(load.settings.kv_cells, load.settings.n_ctx) if load is not None else 0
-            self._ledger.record_measured(model_id, measured, buffers.bytes(granted))
+            self._ledger.record_measured(model_id, measured, buffers.bytes(granted), pid=pid)
         now = self._loads.get(model_id)
         if load is not None and now is not None and now.settings != load.settings:
-            self._resized_now(model_id, now.settings)
+            self._resized_now(model_id, now.settings, pid)
 
-    def _refine(self, model_id: str, settings: LoadSettings) -> None:
+    def _refine(self, model_id: str, settings: LoadSettings, pid: int) -> None:
         """Replace the reservation by formulas with llama.cpp's own numbers."""
         if not _in_llama_cpp(settings):
             return
@@ -260,7 +272,7 @@ class MemoryAdmission:
         run = self._placer.dry_run(settings) if gpu is None or settings.remotes else None
         if run is not None:
             need = self._placer.need(read_shape(settings.path), settings, machine, run)
-            self._ledger.refine(model_id, ledger_amounts(need), need.resident_bytes, need.by_purpose())
+            self._ledger.refine(model_id, ledger_amounts(need), need.resident_bytes, need.by_purpose(), pid=pid)
 
     def proven(self, model_id: str) -> None:
         """Record that a token was generated with these settings: the stored fallback stays as it is."""
@@ -446,6 +458,19 @@ class MemoryAdmission:
             return allowed(settings) and not (verdict is not None and verdict.wrong)
 
         return may_try
+
+
+async def uninterrupted(work: Awaitable[T]) -> T:
+    """Await `work`; if the caller is cancelled, wait for the end of `work` first, which what follows may undo."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait((task,))
+        task.exception()  # read, so that it is not reported as lost
+        raise
 
 
 def _in_llama_cpp(settings: LoadSettings) -> bool:

@@ -8,7 +8,7 @@ import msgspec
 
 from devices.errors import TesseraError
 from engine.core.errors import ContextCannotGrow, ContextOverflow
-from engine.placement.memory_admission import MemoryAdmission
+from engine.placement.memory_admission import MemoryAdmission, uninterrupted
 from engine.pool.loaded_model import LoadedModel, Runner
 from engine.runner.faults import RequestFailed
 from engine.runner.load_limits import growth_limit, resize_context
@@ -72,7 +72,7 @@ class ContextGrowth:
                 raise await self._refusal(model, tokens, sizes[-1])
         after, through_disk = fitting
         try:
-            await self._resize(model, runner, after, through_disk=through_disk)
+            await uninterrupted(self._resize(model, runner, after, through_disk=through_disk))
         except RequestFailed as error:  # the system had less memory, or less disk space, than the ledger counts
             log.warning("model=%s keeps its context: %s", model.id, error)
             raise ContextCannotGrow(tokens - 1, facts.n_ctx, facts.n_ctx) from error
@@ -129,13 +129,20 @@ class ContextGrowth:
             return
         first = model.loaded_settings
         after = msgspec.structs.replace(model.settings, n_ctx=first.n_ctx, kv_cells=first.kv_cells)
-        await self._resize(model, model.runner, after)
+        await uninterrupted(self._resize(model, model.runner, after))
 
     async def _resize(
         self, model: LoadedModel, runner: GrowingRunner, after: LoadSettings, *, through_disk: bool = False
     ) -> None:
+        """Resize and record the new size. The runner resizes even if the request that needs it is cancelled."""
         before, cells = model.settings, max(after.kv_cells, after.n_ctx)
-        resized = await runner.resize(after.n_ctx, cells, through_disk=through_disk)
+        if cells > max(before.kv_cells, before.n_ctx):  # no other load may take this memory meanwhile
+            await self._admission.resized(model.id, after)
+        try:
+            resized = await runner.resize(after.n_ctx, cells, through_disk=through_disk)
+        except BaseException:
+            await self._admission.resized(model.id, before)
+            raise
         if model.proven == before:
             model.proven = after
         model.settings = after
@@ -149,6 +156,13 @@ class ContextGrowth:
             model.id, resized.n_ctx, before.n_ctx, way, resized.state_bytes,
             resized.seconds * 1000,
         )  # fmt: skip
+
+
+def should_grow(model: LoadedModel, min_ctx: int) -> bool:
+    """Whether a loaded model should get a larger context; a raw argument fixes the size for all."""
+    if not model.ready or model.facts is None or model.settings.engine_args.n_ctx is not None:
+        return False
+    return min(min_ctx, model.facts.n_ctx_train) > model.facts.n_ctx
 
 
 def has_grown(model: LoadedModel) -> bool:

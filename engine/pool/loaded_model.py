@@ -1,24 +1,27 @@
 """State of one model of the pool: its runner, its load, and the queue position of waiting requests."""
 
 import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from engine.core.errors import RunnerDied
+from engine.core.errors import RunnerDied, fact_of
 from engine.core.startup_timing import StartupTimer
 from engine.core.types import GenerationRequest, ModelFacts
+from engine.message_catalog.reasons import because
 from engine.placement.types import ModelSettings, Placement
 from engine.runner.load_limits import own_growth_limit
 from engine.runner.pipes import BufferLog
 from engine.runner.protocol import COMPILING, Embedded, LoadSettings, Stats
 
-# Maximum number of runner crashes stored per model.
+# A model whose runner crashed MAX_CRASHES times within this time is not loaded until its file or settings change.
 MAX_CRASHES: Final = 3
+CRASH_WINDOW_S: Final = 300.0
 
 # Engine of models that another server runs. They need no local memory and no local process.
 REMOTE: Final = "remote"
@@ -107,6 +110,39 @@ class LoadedModel:
     def ready(self) -> bool:
         """Whether a live runner serves the model."""
         return self.runner is not None and self.runner.alive and self.facts is not None
+
+    @property
+    def has_died(self) -> bool:
+        """Whether its runner has ended by itself, and nothing is being done with the model."""
+        return self.runner is not None and not self.runner.alive and not self.lock.locked()
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Prevent eviction meanwhile."""
+        self.waiting += 1
+        try:
+            yield
+        finally:
+            self.waiting -= 1
+
+    def count_crash(self, now: float) -> None:
+        """Count a crash of the last runner. Raises: RunnerDied: there were too many, and it is not loaded again."""
+        died = self.runner.died if self.runner is not None else None
+        if died is not None and self.facts is not None:
+            self.crashes.append(now)
+        if len(self.crashes) < MAX_CRASHES or now - self.crashes[0] >= CRASH_WINDOW_S:
+            return
+        raise RunnerDied(
+            died.exit_code if died else None,
+            because(
+                "keeps_crashing",
+                model=self.id,
+                times=MAX_CRASHES,
+                seconds=CRASH_WINDOW_S,
+                last=(fact_of(died) or died.reason) if died else "unknown",
+            ),
+            died.stderr_tail if died else (),
+        )
 
     def limit_growth(self) -> None:
         """Set the limit of `facts` for growth to what the user's settings allow."""

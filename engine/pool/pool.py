@@ -21,16 +21,14 @@ from engine.core.errors import (
     NotEnoughMemory,
     RunnerDied,
     StaysHere,
-    fact_of,
 )
 from engine.core.ownership import request_owner
 from engine.core.request_timing import current_clock
 from engine.core.startup_timing import StartupTimer
 from engine.core.types import Done, Event, GenerationRequest, Started
 from engine.message_catalog import sentence
-from engine.message_catalog.reasons import because
 from engine.placement.memory_admission import MemoryAdmission
-from engine.pool.context_growth import SHRINK_AFTER_S, ContextGrowth, GrowingRunner, has_grown
+from engine.pool.context_growth import SHRINK_AFTER_S, ContextGrowth, GrowingRunner, has_grown, should_grow
 from engine.pool.generation_hooks import GenerationHooks, Watch
 from engine.pool.loaded_model import MAX_CRASHES, REMOTE, SPREAD, LoadedModel, QueueTicket, Runner
 from engine.pool.model_resolution import ModelSource, ResolvedModel, UpstreamRouter
@@ -41,8 +39,6 @@ from engine.runner.protocol import ContextWanted, LoadSettings
 
 log = logging.getLogger(__name__)
 
-# A model whose runner crashed MAX_CRASHES times within this time is not loaded until its file or settings change.
-CRASH_WINDOW_S: Final = 300.0
 # If a runner dies this far into a prompt, the driver is at fault rather than the request. Reported from 16,000 on.
 AT_DEPTH: Final = 4096
 # Interval between checks for idle models. A model outlives its time to live by at most this.
@@ -85,7 +81,7 @@ class Pool:
         self._admitting = asyncio.Lock()
         self._reaper: asyncio.Task[None] | None = None
         self.hooks = GenerationHooks()
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: dict[asyncio.Task[None], str] = {}  # unloads in progress, with their models
         self._growth = ContextGrowth(admission, self._evict, lambda: {m.id for m in self._evictable()})
         self._growing: set[asyncio.Task[None]] = set()
 
@@ -136,7 +132,7 @@ class Pool:
             if not loads:
                 raise ModelNotLoaded(name)
             await self._renewed(loaded)
-        elif loaded is not None and loaded.ready and not self._should_grow(loaded, min_ctx):
+        elif loaded is not None and loaded.ready and not should_grow(loaded, min_ctx):
             loaded.last_used = time.monotonic()
             relief = await self._relieved(loaded.id, loaded.queued, ticket) if only is None else None
             return relief or loaded
@@ -192,6 +188,8 @@ class Pool:
         clock = current_clock()
         if clock is not None and resolved.ran_on:
             clock.ran_on = resolved.ran_on
+        if resolved.model_id not in self._models:
+            await self._ended(resolved.model_id)
         model = self._models.get(resolved.model_id)
         if model is None:
             model = LoadedModel(resolved.model_id, resolved.engine, resolved.settings, ttl_s=self._ttl_s)
@@ -204,19 +202,12 @@ class Pool:
         began = time.monotonic()
         try:
             async with model.lock:
-                if self._should_grow(model, min_ctx) and model.runner is not None and model.facts is not None:
-                    # A context that cannot be resized has no maximum.
-                    if model.facts.max_ctx and (limit := growth_limit(model.settings)) > model.facts.n_ctx:
-                        await self._try_to_grow(model, min(min_ctx, limit))
-                    elif not model.runner.active_requests:
-                        await model.runner.stop()
-                        model.runner = None
-                if not model.ready:
-                    model.engine, model.settings, model.placement = (
-                        resolved.engine,
-                        resolved.settings,
-                        resolved.placement,
-                    )
+                unloaded = self._models.get(model.id) is not model  # while this request waited
+                if not unloaded and should_grow(model, min_ctx):
+                    await self._grow_or_stop(model, min_ctx)
+                if not unloaded and not model.ready:
+                    model.engine, model.settings = resolved.engine, resolved.settings
+                    model.placement = resolved.placement
                     model.chosen, model.pending = resolved.chosen, self._set_since(resolved)
                     model.pinned = model.pinned or resolved.keep
                     model.phases = phases or StartupTimer()
@@ -227,20 +218,24 @@ class Pool:
             model.waiting -= 1
             if clock is not None:
                 clock.load_s += time.monotonic() - began
-        return model
+        return await self._acquire(resolved, on_progress, min_ctx, ticket, phases) if unloaded else model
+
+    async def _grow_or_stop(self, model: LoadedModel, min_ctx: int) -> None:
+        """Grow the context if it can be resized, else stop an idle runner. The caller holds the model's lock."""
+        assert model.facts is not None
+        assert model.runner is not None
+        # A context that cannot be resized has no maximum.
+        if model.facts.max_ctx and (limit := growth_limit(model.settings)) > model.facts.n_ctx:
+            await self._try_to_grow(model, min(min_ctx, limit))
+        elif not model.runner.active_requests:
+            await model.runner.stop()
+            model.runner = None
 
     def _set_since(self, resolved: ResolvedModel) -> tuple[str, ...]:
         """Fields that the user set after this load was placed."""
         if resolved.engine == REMOTE:
             return ()
         return self._source.chosen(resolved.model_id).pending(resolved.chosen)
-
-    @staticmethod
-    def _should_grow(model: LoadedModel, min_ctx: int) -> bool:
-        """Whether the loaded model should get a larger context; a raw argument fixes the size for all."""
-        if not model.ready or model.facts is None or model.settings.engine_args.n_ctx is not None:
-            return False
-        return min(min_ctx, model.facts.n_ctx_train) > model.facts.n_ctx
 
     async def settings_changed(self, model_id: str) -> Applies:
         """Apply the user's changed settings of a model now, or when the last response ends.
@@ -313,14 +308,11 @@ class Pool:
             ContextOverflow: The model was trained for less.
             ContextCannotGrow: There is not enough memory.
         """
-        model.waiting += 1  # prevents eviction meanwhile
-        try:
+        with model.in_use():
             async with model.lock:
                 if self._models.get(model.id) is model:
                     async with self._admitting:
                         await self._growth.grow(model, tokens, exact=exact, evicts=evicts)
-        finally:
-            model.waiting -= 1
 
     async def _try_to_grow(self, model: LoadedModel, tokens: int) -> None:
         """Grow the context if possible; on failure the request continues. The caller holds the model's lock."""
@@ -352,21 +344,7 @@ class Pool:
 
     async def _load(self, model: LoadedModel, on_progress: Callable[[float], None] | None) -> None:
         now = time.monotonic()
-        if model.runner is not None and model.runner.died is not None and model.facts is not None:
-            model.crashes.append(now)
-        if len(model.crashes) == MAX_CRASHES and now - model.crashes[0] < CRASH_WINDOW_S:
-            died = model.runner.died if model.runner else None
-            raise RunnerDied(
-                died.exit_code if died else None,
-                because(
-                    "keeps_crashing",
-                    model=model.id,
-                    times=MAX_CRASHES,
-                    seconds=CRASH_WINDOW_S,
-                    last=(fact_of(died) or died.reason) if died else "unknown",
-                ),
-                died.stderr_tail if died else (),
-            )
+        model.count_crash(now)
         model.facts, model.progress = None, 0.0
 
         def progress(phase: str, fraction: float) -> None:
@@ -380,6 +358,9 @@ class Pool:
             if runner.pid is not None:
                 self._admission.attach(model.id, runner.pid, runner.buffers)
         except BaseException:
+            model.facts = None
+            if model.runner is not None:
+                model.runner.kill()
             self._admission.release(model.id)
             raise
         finally:
@@ -397,6 +378,8 @@ class Pool:
                     SPREAD if model.settings.remotes else model.engine, model.settings.path
                 )
                 model.phases.done("runner")
+                if runner.pid is not None:
+                    self._admission.started(model.id, runner.pid)
                 try:
                     settings = await self._admission.to_load(model.settings)
                     if self.hooks.watch_rows is not None:
@@ -434,12 +417,12 @@ class Pool:
     async def _admit(self, model: LoadedModel) -> None:
         """Reserve memory for a load; evict idle models, least recently used first.
 
-        Raises:
-            NotEnoughMemory: The model does not fit even without them.
+        Raises: NotEnoughMemory: the model does not fit even without them.
         """
         async with self._admitting:
-            while self._max_models is not None and sum(m.engine != REMOTE for m in self.loaded) >= self._max_models:
-                if not await self._evict():
+            while self._max_models is not None:
+                local = [m for m in self._models.values() if m is not model and m.engine != REMOTE]
+                if sum(m.ready or m.loading for m in local) < self._max_models or not await self._evict():
                     break
             while True:
                 try:
@@ -466,16 +449,23 @@ class Pool:
         while True:
             await asyncio.sleep(REAP_S)
             for model in self.models:
-                if model.idle and model.expires_in_s == 0:
-                    log.info("unloading model=%s idle for its time to live", model.id)
-                    try:
+                try:
+                    self._release_dead(model)
+                    if model.idle and model.expires_in_s == 0:
+                        log.info("unloading model=%s idle for its time to live", model.id)
                         await self.unload(model.id)
-                    except (TesseraError, OSError) as error:  # for example no disk space: retry in the next round
-                        log.warning("model=%s could not be unloaded: %s", model.id, error)
-                elif model.pending and model.idle:  # the settings were changed during the load
+                except (TesseraError, OSError) as error:  # for example no disk space: retry in the next round
+                    log.warning("model=%s could not be unloaded: %s", model.id, error)
+                    continue
+                if model.pending and model.idle:  # the settings were changed during the load
                     self._on_answered(model)
                 elif model.idle and has_grown(model) and time.monotonic() - model.last_used > SHRINK_AFTER_S:
                     await self._shrink(model)
+
+    def _release_dead(self, model: LoadedModel) -> None:
+        """Release the memory of a model whose runner has died; its next request reserves it again."""
+        if model.has_died and self._models.get(model.id) is model:
+            self._admission.release(model.id)
 
     async def _shrink(self, model: LoadedModel) -> None:
         async with model.lock:
@@ -514,7 +504,8 @@ class Pool:
             assert runner is not None
             model.last_used = time.monotonic()
             if request.deterministic and model.widened is not runner:
-                await self._admission.widen(model.id, model.settings)
+                with model.in_use():
+                    await self._admission.widen(model.id, model.settings)
                 model.widened = runner
             watch = Watch(self.hooks, model, self._admission, partial(getattr, runner, "active_requests"))
             try:
@@ -533,6 +524,7 @@ class Pool:
                 raise
             except RunnerDied as error:
                 if watch.has_answer or not await self._replaced(model, runner, error):
+                    self._release_dead(model)
                     raise
             else:
                 break
@@ -542,10 +534,10 @@ class Pool:
         """Whether the model was reloaded with other settings after its runner died before an answer."""
         depth = getattr(dead, "prefill_depth", 0)
         at_depth = depth >= AT_DEPTH
-        if (model.proven == model.settings and not at_depth) or self._models.get(model.id) is not model:
+        if model.proven == model.settings and not at_depth:
             return False
         async with model.lock:
-            if model.runner is not dead:  # another request already replaced it
+            if model.runner is not dead or self._models.get(model.id) is not model:  # replaced, or unloaded
                 return model.ready
             self._admission.release(model.id)
             if at_depth:
@@ -565,25 +557,36 @@ class Pool:
         return True
 
     async def unload(self, model_id: str) -> bool:
-        """Stop a model's runner; False if it was not loaded. Cancelling the caller does not stop the unload."""
+        """Stop a model's runner, after its load if it is being loaded; False if it was not loaded.
+
+        Cancelling the caller does not stop the unload.
+        """
         model = self._models.pop(model_id, None)
-        if model is None or model.runner is None:
+        if model is None or (model.runner is None and not model.loading):
             return False
-        task = asyncio.create_task(self._end(model, model.runner))
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        task = asyncio.create_task(self._end(model))
+        self._ending[task] = model_id
+        task.add_done_callback(self._ending.pop)
         await asyncio.shield(task)
         return True
 
-    async def _end(self, model: LoadedModel, runner: Runner) -> None:
+    async def _ended(self, model_id: str) -> None:
+        """Wait until earlier runners of a model have ended: a load needs their memory, and their release."""
+        while ending := [task for task, owner in self._ending.items() if owner == model_id]:
+            await asyncio.wait(ending)
+
+    async def _end(self, model: LoadedModel) -> None:
         async with model.lock:
-            if model.ready:
+            runner = model.runner
+            if model.ready and runner is not None:
                 # Record the memory use; do not delay the unload if this fails, for example without file
                 # descriptors.
                 with contextlib.suppress(TesseraError, TimeoutError, OSError):
                     stats = await asyncio.wait_for(runner.stats(), STATS_S)
-                    await self._admission.unloading(model.id, stats.cache_ram_bytes)
-            await (model.runner or runner).stop()
+                    if stats.num_contexts == 1:  # only that of the load was predicted
+                        await self._admission.unloading(model.id, stats.cache_ram_bytes)
+            if runner is not None:
+                await runner.stop()
         self._admission.release(model.id)
 
     async def close(self) -> None:

@@ -335,6 +335,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
 
     `computed_tokens` are the rows of all steps, including drafts but not images. `all_s` are the seconds of all
     steps, `own_s` the shares of the newest requests, by their numbers. `experts` is set if experts are streamed.
+    `cache_ram_bytes` are stored prefixes and checkpoints. `num_contexts` counts that of the load, and those that
+    the first deterministic request or embedding created.
     """
 
     id: int
@@ -353,6 +355,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     all_s: float = 0.0
     own_s: dict[int, float] = {}
     experts: ExpertStats | None = None
+    num_contexts: int = 1
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):

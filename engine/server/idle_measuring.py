@@ -32,6 +32,7 @@ from engine.placement.device_checks import CHECKED_SEQUENCES
 from engine.placement.estimate import ledger_amounts
 from engine.placement.fallbacks import without_flash_attention
 from engine.placement.history import Heads, attention_key
+from engine.placement.memory_admission import uninterrupted
 from engine.placement.onnx import with_power
 from engine.placement.placer import read_shape
 from engine.placement.quarantine import disable
@@ -291,9 +292,10 @@ class IdleMeasuring:
 
     async def _measured(self, key: str, heads: Heads, threads: int) -> None:
         scratch, ledger = self._state.paths.cache / "stand-ins", self._state.placer.ledger
+        amounts = {"cpu": DeviceBytes(memory_bytes(heads))}
         try:
-            await asyncio.to_thread(ledger.reserve, OWNER, {"cpu": DeviceBytes(memory_bytes(heads))}, OWNER)
             try:
+                await uninterrupted(asyncio.to_thread(ledger.reserve, OWNER, amounts, OWNER))
                 speed = await measure_attention(heads, threads=threads, scratch=scratch)
             finally:
                 ledger.release(OWNER)

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ from engine.runner.protocol import LoadSettings
 from tests.support.fakes.free_pool import FreePool
 from tests.support.machines.machines import machines
 from tests.support.models.shapes import scaled, write_shape
+from tests.support.servers import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITED = """
@@ -274,6 +277,85 @@ def test_a_runner_that_has_generated_is_not_changed_when_it_dies(path, paths):
     assert len(first) == len(third) == 2
     assert seen[0] == seen[1]
     assert len(seen) == 2
+
+
+@pytest.mark.parametrize("while_idle", [False, True])
+def test_the_memory_of_a_runner_that_has_died_is_free_again(path, paths, monkeypatch, while_idle):
+    """No request follows, and the model may be too large for now: the memory is another model's."""
+    monkeypatch.setattr("engine.pool.pool.REAP_S", 0.01)
+    answers, placer = [], placer_with(paths, 3000)
+
+    def generates(_settings):
+        answers.append(1)
+        return len(answers) == 1
+
+    async def start(engine, model_path):
+        return Dying(lambda s: True, [], generates)
+
+    async def scenario():
+        pool = FreePool(Source(path, n_ctx=1024), start, MemoryAdmission(placer))
+        try:
+            model = await pool.acquire("m")
+            assert [event async for event in pool.generate(model, GenerationRequest(prompt="x"))]
+            assert [r.owner for r in placer.ledger.reservations()] == ["m"]
+            if while_idle:
+                model.runner.alive = False
+                await asyncio.to_thread(wait_for, lambda: not placer.ledger.reservations())
+            else:
+                with pytest.raises(RunnerDied):
+                    _ = [event async for event in pool.generate(model, GenerationRequest(prompt="x"))]
+            return placer.ledger.reservations()
+        finally:
+            await pool.close()
+
+    assert asyncio.run(scenario()) == ()
+
+
+def test_what_a_load_has_taken_so_far_is_counted_once(path, paths):
+    """The system counts it as used already: while a large model is read, a small one may be loaded."""
+    placer, left = placer_with(paths, 3000), []
+    settings = LoadSettings(path=path, n_ctx=1024)
+    free, need = placer.ledger.available("cpu"), placer.need_of(settings).total_bytes
+
+    class Loading(Dying):
+        pid = os.getpid()
+
+        async def load(self, settings, progress):
+            left.append(placer.ledger.available("cpu"))
+            return await super().load(settings, progress)
+
+    async def start(engine, model_path):
+        return Loading(lambda s: True, [])
+
+    asyncio.run(_acquire(FreePool(Source(path, n_ctx=1024), start, MemoryAdmission(placer))))
+    assert left[0] > free - need
+
+
+def test_a_load_whose_client_leaves_while_memory_is_looked_for_reserves_nothing(path, paths, monkeypatch):
+    placer, begun, goes_on = placer_with(paths, 3000), threading.Event(), threading.Event()
+    need = placer.need
+
+    def slow_need(*args):
+        begun.set()
+        assert goes_on.wait(60)
+        return need(*args)
+
+    monkeypatch.setattr(placer, "need", slow_need)
+
+    async def scenario():
+        pool = FreePool(Source(path, n_ctx=1024), never, MemoryAdmission(placer))
+        loading = asyncio.create_task(pool.acquire("m"))
+        await asyncio.to_thread(begun.wait, 60)
+        loading.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        goes_on.set()
+        await asyncio.gather(loading, return_exceptions=True)
+        await pool.close()
+        await asyncio.get_running_loop().shutdown_default_executor()
+        return loading.cancelled(), placer.ledger.reservations()
+
+    assert asyncio.run(scenario()) == (True, ())
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from engine.core.errors import ContextOverflow, RunnerDied
+from engine.core.errors import ContextCannotGrow, ContextOverflow, RunnerDied
 from engine.core.paths import Paths
 from engine.core.types import GenerationRequest, Started
 from engine.placement.memory_admission import MemoryAdmission
@@ -16,6 +16,7 @@ from engine.placement.resources import open_resources
 from engine.placement.types import ModelSettings
 from engine.pool import pool as pools
 from engine.pool.model_resolution import ResolvedModel
+from engine.runner.faults import RequestFailed
 from engine.runner.protocol import ContextWanted, LoadSettings, Pace
 from tests.support import runner_calls
 from tests.support.fakes.free_pool import FreePool
@@ -189,6 +190,76 @@ def test_a_smaller_context_keeps_prefixes_in_memory(model):
     assert again.started.cached_tokens >= LONG
 
 
+class Source:
+    def __init__(self, settings):
+        self.settings = settings
+
+    async def resolve(self, name, min_ctx=0):
+        return ResolvedModel(model_id=name, engine="llama", settings=self.settings)
+
+    def chosen(self, model):
+        return ModelSettings()
+
+
+def test_a_context_that_grows_for_a_client_that_leaves_is_counted(model, tmp_path):
+    """The runner resizes anyway: its new size is known, and its memory is reserved."""
+    placer = Placer(open_resources(Paths(*(tmp_path / n for n in ("config", "models", "state", "cache", "logs")))))
+    path = str(model("Llama, Mistral"))
+    settings = LoadSettings(path=path, n_ctx=256, kv_cells=256, max_ctx=TRAINED, n_threads=1)
+
+    async def work():
+        pool = FreePool(Source(settings), admission=MemoryAdmission(placer))
+        try:
+            loaded = await pool.acquire("m")
+            resize, asked_for = loaded.runner.resize, asyncio.Event()
+
+            async def noted(*sizes, **options):
+                asked_for.set()
+                return await resize(*sizes, **options)
+
+            loaded.runner.resize = noted
+            before = placer.ledger.reservations()[0].parts["kv"]
+            growing = asyncio.create_task(pool.grow(loaded, 1024, exact=True))
+            await asked_for.wait()
+            growing.cancel()
+            await asyncio.gather(growing, return_exceptions=True)
+            now = placer.ledger.reservations()[0].parts["kv"]
+            return growing.cancelled(), loaded.facts.n_ctx, loaded.settings.n_ctx, now // before
+        finally:
+            await pool.close()
+
+    assert asyncio.run(work()) == (True, 1024, 1024, 4)
+
+
+def test_the_memory_of_a_larger_context_is_reserved_before_it_is_taken(model, tmp_path):
+    """And it is free again if the runner refuses."""
+    placer = Placer(open_resources(Paths(*(tmp_path / n for n in ("config", "models", "state", "cache", "logs")))))
+    path = str(model("Llama, Mistral"))
+    settings = LoadSettings(path=path, n_ctx=256, kv_cells=256, max_ctx=TRAINED, n_threads=1)
+
+    def reserved():
+        return placer.ledger.reservations()[0].parts["kv"]
+
+    async def work():
+        pool = FreePool(Source(settings), admission=MemoryAdmission(placer))
+        try:
+            loaded = await pool.acquire("m")
+            meanwhile = []
+
+            async def refused(*_sizes, **_options):
+                meanwhile.append(reserved())
+                raise RequestFailed("resize_failed", "there is no memory")
+
+            loaded.runner.resize, before = refused, reserved()
+            with pytest.raises(ContextCannotGrow):
+                await pool.grow(loaded, 1024, exact=True)
+            return meanwhile[0] // before, reserved() // before
+        finally:
+            await pool.close()
+
+    assert asyncio.run(work()) == (4, 1)
+
+
 def test_an_idle_context_goes_back_to_its_first_size(model, tmp_path, monkeypatch):
     """The pool's timer, with the real admission: prefixes stay, and the ledger's total shrinks."""
     monkeypatch.setattr(pools, "REAP_S", 0.02)
@@ -198,13 +269,6 @@ def test_an_idle_context_goes_back_to_its_first_size(model, tmp_path, monkeypatc
     usual = {"n_threads": 1, "n_parallel": 2, "cache_ram_bytes": 64 << 20, **EXACT}
     settings = LoadSettings(path=str(model("Llama, Mistral")), n_ctx=256, kv_cells=256, max_ctx=TRAINED, **usual)
 
-    class Source:
-        async def resolve(self, name, min_ctx=0):
-            return ResolvedModel(model_id=name, engine="llama", settings=settings)
-
-        def chosen(self, model):
-            return ModelSettings()
-
     async def ask(pool, prompt):
         loaded = await pool.acquire("m")
         return [event async for event in pool.generate(loaded, asked(prompt))]
@@ -213,7 +277,7 @@ def test_an_idle_context_goes_back_to_its_first_size(model, tmp_path, monkeypatc
         await asyncio.to_thread(wait_for, condition)
 
     async def work():
-        pool = FreePool(Source(), admission=MemoryAdmission(placer))
+        pool = FreePool(Source(settings), admission=MemoryAdmission(placer))
         try:
             await ask(pool, text(LONG))
             loaded = pool.get("m")

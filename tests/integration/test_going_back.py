@@ -8,6 +8,7 @@ import pytest
 
 from engine.core.errors import InputFault
 from engine.core.types import GenerationRequest, SamplingParams
+from engine.placement.placer import read_shape
 from engine.runner.llama.cache.checkpoints import BEFORE_END
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
@@ -77,6 +78,18 @@ def test_without_memory_for_checkpoints_the_prompt_is_computed_again(tmp_path):
     ids, cached, _ = run(path, conversation, cache_ram_bytes=0)
     assert cached == 0
     assert ids == run(path, lambda r: collect(r, turn), cache_ram_bytes=0)[0]
+
+
+def test_checkpoints_are_part_of_the_memory_for_prefixes(tmp_path):
+    """The store has no room for the whole state with its checkpoint, which is in memory all the same."""
+    path = write_architecture(tmp_path / "model.gguf", ARCHITECTURES["Mamba 2"])
+    state_bytes = sum(layer.state_bytes for layer in read_shape(str(path)).layers)
+
+    async def work(runner):
+        await collect(runner, FIRST)
+        return (await runner.stats()).cache_ram_bytes
+
+    assert state_bytes <= run(path, work, cache_ram_bytes=3 * state_bytes) <= 1.5 * state_bytes
 
 
 @pytest.mark.parametrize("name", ["Llama, Mistral", "LFM2", "Qwen 3.5"])

@@ -335,6 +335,155 @@ def test_a_request_whose_model_is_being_unloaded_gets_the_next_load(tmp_path):
     assert run(scenario()) == ["fake fake "]
 
 
+class Reserved(Unlimited):
+    """Knows which models have memory."""
+
+    def __init__(self):
+        self.owners = set()
+
+    async def reserve(self, model_id, settings, placement=None):
+        self.owners.add(model_id)
+
+    def attach(self, model_id, pid, buffers):
+        assert model_id in self.owners
+
+    def release(self, model_id):
+        self.owners.discard(model_id)
+
+
+def test_a_load_has_its_own_memory_although_the_model_before_it_is_still_ending(tmp_path):
+    async def scenario():
+        admission = Reserved()
+        pool = FreePool(Source(), starter(tmp_path), admission=admission)
+        try:
+            first = await pool.acquire("a")
+            stop, goes_on = first.runner.stop, asyncio.Event()
+
+            async def slow_stop():
+                await goes_on.wait()
+                await stop()
+
+            first.runner.stop = slow_stop
+            unloading = asyncio.create_task(pool.unload("a"))
+            loading = asyncio.create_task(pool.acquire("a"))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            goes_on.set()
+            await unloading
+            again = await loading
+            assert not first.runner.alive
+            return again.ready, set(admission.owners)
+        finally:
+            await pool.close()
+
+    assert run(scenario()) == [(True, {"a"})]
+
+
+def test_a_model_that_is_unloaded_before_its_runner_has_started_ends(tmp_path):
+    """Another request waited for the same load: it gets its own."""
+
+    async def scenario():
+        runners, begun, goes_on = [], asyncio.Event(), asyncio.Event()
+        usual = starter(tmp_path)
+
+        async def start(engine, path):
+            begun.set()
+            await goes_on.wait()
+            runners.append(await usual(engine, path))
+            return runners[-1]
+
+        pool = FreePool(Source(), start)
+        try:
+            first, second = (asyncio.create_task(pool.acquire("a")) for _ in range(2))
+            await begun.wait()
+            unloading = asyncio.create_task(pool.unload("a"))
+            await asyncio.sleep(0)
+            goes_on.set()
+            assert await unloading
+            await first
+            again = await second
+            assert pool.loaded == [again]
+            return [runner.alive for runner in runners]
+        finally:
+            await pool.close()
+            await asyncio.gather(*(runner.stop() for runner in runners))
+
+    assert run(scenario()) == [[False, True]]
+
+
+def test_models_that_are_being_loaded_count_as_loaded(tmp_path):
+    async def scenario():
+        pool = FreePool(Source(), starter(tmp_path), max_models=2)
+        try:
+            await pool.acquire("a")
+            await asyncio.gather(pool.acquire("b"), pool.acquire("c"))
+            return sorted(model.id for model in pool.loaded)
+        finally:
+            await pool.close()
+
+    assert run(scenario()) == [["b", "c"]]
+
+
+class Widening(OneFits):
+    """Looks for the memory of deterministic requests until `goes_on` is set."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    async def widen(self, model_id, settings):
+        self.begun.set()
+        await self.goes_on.wait()
+
+
+def test_a_model_stays_while_memory_for_a_request_is_looked_for(tmp_path):
+    async def scenario():
+        from engine.core.types import Delta, GenerationRequest
+
+        admission = Widening()
+        pool = FreePool(Source(), starter(tmp_path), admission=admission)
+
+        async def answer():
+            model = await pool.acquire("a")
+            request = GenerationRequest(prompt="x", max_tokens=2, deterministic=True)
+            return "".join([e.text async for e in pool.generate(model, request) if isinstance(e, Delta)])
+
+        try:
+            answering = asyncio.create_task(answer())
+            await admission.begun.wait()
+            with pytest.raises(NotEnoughMemory):
+                await pool.acquire("b")
+            admission.goes_on.set()
+            return await answering
+        finally:
+            await pool.close()
+
+    assert run(scenario()) == ["fake fake "]
+
+
+class FullDisk(Unlimited):
+    """The result of a load cannot be recorded."""
+
+    async def compared(self, settings, check):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_load_that_fails_at_its_end_leaves_no_runner(tmp_path):
+    async def scenario():
+        pool = FreePool(Source(), starter(tmp_path), admission=FullDisk())
+        try:
+            with pytest.raises(OSError, match="No space left"):
+                await pool.acquire("a")
+            model = pool.get("a")
+            assert not model.ready
+            await asyncio.wait_for(model.runner._process.wait(), 60)
+            return pool.loaded
+        finally:
+            await pool.close()
+
+    assert run(scenario()) == [[]]
+
+
 def test_a_stream_tells_the_load_and_its_place_while_it_waits(tmp_path, monkeypatch):
     monkeypatch.setattr(sse, "EARLY_HEADERS_S", 0.05)
     monkeypatch.setattr(sse, "PING_S", 0.05)

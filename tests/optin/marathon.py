@@ -32,8 +32,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from engine.pool.loaded_model import MAX_CRASHES
-from engine.pool.pool import CRASH_WINDOW_S
+from engine.pool.loaded_model import CRASH_WINDOW_S, MAX_CRASHES
 from tests.optin.marathon_faults import TABLE, Skipped
 from tests.optin.marathon_traffic import STUCK_TICKS, Traffic
 from tests.optin.marathon_world import World, alive

@@ -439,6 +439,9 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         import psutil
 
         both = [scheduler, *([self._exact] if self._exact is not None else [])]
+        assert self._loaded is not None
+        embeds_too = self._embedder is not None and not self._loaded.settings.embeddings
+        stored = self._store.ram_bytes if self._store else 0
         return protocol.Stats(
             id=stats_id,
             steps=sum(s.steps for s in both),
@@ -451,11 +454,12 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
             kv_cells_used=sum(s.kv.used_cells for s in both),
             kv_cells_total=sum(s.kv.cells for s in both),
             rss_bytes=psutil.Process().memory_info().rss,
-            cache_ram_bytes=self._store.ram_bytes if self._store else 0,
+            cache_ram_bytes=stored + sum(s.kv.checkpoint_bytes for s in both),
             cache_disk_bytes=self._store.disk_bytes if self._store else 0,
             all_s=sum(s.step_times.all_s for s in both),
             experts=self._experts.stats() if self._experts is not None else None,
             own_s={number: seconds for s in both for number, seconds in s.step_times.own_s.items()},
+            num_contexts=len(both) + embeds_too,
         )
 
 

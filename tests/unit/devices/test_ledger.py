@@ -123,6 +123,20 @@ def test_what_a_runner_already_holds_is_not_subtracted_again():
     assert book.available("cpu", exclude="model") == before, "a load in its place has what it holds now"
 
 
+def test_a_gpu_whose_free_memory_is_without_a_load_does_not_lose_it_again():
+    machine, gpu = [HYBRID], "0000:01:00.0"
+    book = Ledger(lambda: machine[0], measure=lambda pid: held(anonymous=GIB))
+    before = book.available(gpu)
+    book.reserve("model", {gpu: DeviceBytes(4 * GIB)})
+    book.attach("model", 4242)
+    assert before - book.available(gpu) == 4 * GIB, "it is being loaded"
+    card = HYBRID.device(gpu)
+    less = replace(card, memory=replace(card.memory, available_bytes=card.memory.available_bytes - 4 * GIB))
+    machine[0] = replace(HYBRID, devices=tuple(less if d is card else d for d in HYBRID.devices))
+    book.attach("model", 4242, held(anonymous=GIB))
+    assert before - book.available(gpu) == 4 * GIB
+
+
 def test_mapped_weights_stay_counted_although_the_system_calls_them_available():
     book = ledger(HYBRID, measure=lambda pid: held(anonymous=GIB, mapped=5 * GIB))
     before = book.available("cpu")
@@ -198,6 +212,15 @@ def test_audits_survive_a_restart_and_a_damaged_line(tmp_path):
     assert again.correction("k") > 1
 
 
+def test_two_servers_keep_each_others_audits(tmp_path):
+    path = tmp_path / "state" / "audits.jsonl"
+    one, other = AuditLog(path), AuditLog(path)
+    one.add("a", "k", 100, 110, {})
+    other.add("b", "k", 100, 110, {})
+    assert [audit.owner for audit in AuditLog(path).all()] == ["a", "b"]
+    assert other.correction("k") == AuditLog(path).correction("k") > one.correction("k")
+
+
 def test_a_read_only_home_does_not_fail_a_load(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
@@ -217,3 +240,42 @@ def test_memory_of_this_process_and_of_a_dead_one():
 )
 def test_each_device_has_its_own_pool(kind, pool):
     assert pool_of(replace(HALO.device(IGPU), kind=kind)) == pool
+
+
+def test_a_reservation_that_is_released_while_its_process_is_measured_stays_released():
+    def measure(pid):
+        book.release("model")
+        return held(anonymous=GIB)
+
+    book = ledger(HYBRID, measure=measure)
+    book.reserve("model", {"cpu": DeviceBytes(2 * GIB)})
+    book.attach("model", 4242)
+    assert book.record_measured("model", moment="unload") is None
+    assert book.reservations() == ()
+
+
+def test_what_changes_while_a_process_is_measured_stays():
+    changes = [3 * GIB]
+
+    def measure(pid):
+        while changes:
+            book.refine("model", {"cpu": DeviceBytes(changes.pop())}, None, {})
+        return held(anonymous=GIB)
+
+    book = ledger(HYBRID, measure=measure)
+    book.reserve("model", {"cpu": DeviceBytes(2 * GIB)})
+    book.attach("model", 4242)
+    book.record_measured("model", moment="unload")
+    assert book._by_owner["model"].predicted_bytes == 3 * GIB
+
+
+def test_the_numbers_of_an_earlier_process_change_no_new_reservation():
+    book = ledger(HYBRID)
+    book.reserve("model", {"cpu": DeviceBytes(2 * GIB)}, key="llama|cpu")
+    book.attach("model", 4242)
+    book.refine("model", {"cpu": DeviceBytes(GIB)}, None, {}, pid=4241)
+    assert book.record_measured("model", held(anonymous=9 * GIB), pid=4241) is None
+    (kept,) = book._by_owner.values()
+    assert (kept.predicted_bytes, kept.measured) == (2 * GIB, None)
+    book.refine("model", {"cpu": DeviceBytes(GIB)}, None, {}, pid=4242)
+    assert book.record_measured("model", held(anonymous=GIB), pid=4242).predicted_bytes == GIB

@@ -48,6 +48,11 @@ class KVCache:
         return self._cells.used
 
     @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of copied states, which are in main memory."""
+        return self._rewinding.checkpoint_bytes
+
+    @property
     def idle_cells(self) -> int:
         """Number of cells that eviction could free."""
         return self._cells.idle

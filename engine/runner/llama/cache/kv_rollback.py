@@ -26,6 +26,11 @@ class KvRollback:
         """Whether a state can be truncated to any shorter prefix."""
         return self._keeps_partial and self._n_swa == 0
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of all checkpoints."""
+        return self._checkpoints.num_bytes
+
     def usable(self, source: CachedSequence, length: int) -> int:
         """Return how many of the first `length` tokens are usable: all, or up to a checkpoint."""
         if self._can_truncate(source, length):

@@ -151,6 +151,38 @@ def test_what_cannot_be_measured_is_left_after_three_tries(tmp_path, monkeypatch
 
 
 @pytest.mark.skipif(tiles_library(library_folder()) is None, reason="the kernels were not built here")
+def test_a_measurement_that_is_left_while_memory_is_looked_for_reserves_nothing(
+    tmp_path, monkeypatch, bundled_model
+):
+    paths = home_paths(tmp_path)
+    placer, begun, goes_on = Placer(open_resources(paths)), threading.Event(), threading.Event()
+    reserve = placer.ledger.reserve
+
+    def slow_reserve(*args):
+        begun.set()
+        assert goes_on.wait(60)
+        return reserve(*args)
+
+    monkeypatch.setattr(placer.ledger, "reserve", slow_reserve)
+
+    async def main():
+        models = ServedModels(lambda: Catalogue(paths), user_settings=placer.resources.settings)
+        state = ServerState(models=models, pool=FreePool(models), access=Access(TOKEN), placer=placer, paths=paths)
+        heads = heads_of(read_shape(str(bundled_model)))
+        measuring = asyncio.create_task(IdleMeasuring(state)._measured("key", heads, 1))
+        await asyncio.to_thread(begun.wait, 60)
+        measuring.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        goes_on.set()
+        await asyncio.gather(measuring, return_exceptions=True)
+        await asyncio.get_running_loop().shutdown_default_executor()
+        return measuring.cancelled()
+
+    assert asyncio.run(main())
+    assert placer.ledger.reservations() == ()
+
+
 def test_attention_by_our_own_kernels_is_not_compared(tmp_path, monkeypatch):
     monkeypatch.setattr(candidates, "tiles_library", tiles_library)
 

@@ -64,6 +64,32 @@ def test_a_context_that_grew_for_the_first_answer_stays_counted(admission, monke
     asyncio.run(main())
 
 
+@pytest.mark.process
+def test_a_model_that_is_loaded_again_during_its_audit_keeps_its_new_reservation(admission, monkeypatch):
+    placer = admission._placer
+    other = msgspec.structs.replace(admission.settings, n_ctx=8192, kv_cells=8192)
+
+    def loaded_again(settings):
+        if settings == admission.settings:
+            admission.release("m")
+            admission.reserve_now("m", other)
+        return run
+
+    run = Placer.dry_run(placer, admission.settings)
+    monkeypatch.setattr(placer, "dry_run", loaded_again)
+
+    async def main():
+        await admission.reserve("m", admission.settings)
+        admission.attach("m", os.getpid(), BufferLog())
+        admission.answered("m", 3, 1.0, 1)
+        await asyncio.gather(*admission._audits)
+
+    asyncio.run(main())
+    (now,) = placer.ledger.reservations()
+    assert now.parts["kv"] == placer.need_of(other).part_bytes("kv")
+    assert (now.pid, now.measured, placer.ledger.audits.all()) == (None, None, ())
+
+
 def test_a_moment_without_descriptors_leaves_the_prediction(admission, caplog):
     async def main():
         await loaded(admission)
@@ -74,6 +100,17 @@ def test_a_moment_without_descriptors_leaves_the_prediction(admission, caplog):
     asyncio.run(main())
     assert admission.asked == []
     assert "could not be looked at" in caplog.text
+
+
+def test_a_load_that_has_ended_is_measured_at_once(admission):
+    """Until then, a GPU's free memory would lose the load twice: it has taken its memory already."""
+
+    async def main():
+        await load(admission)
+        assert admission._placer.ledger._by_owner["m"].measured is not None
+        admission.release("m")
+
+    asyncio.run(main())
 
 
 def test_or_after_a_while_without_one(admission, monkeypatch):

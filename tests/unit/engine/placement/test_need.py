@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from engine.message_catalog.reasons import because
-from engine.placement.dry_run import DryRunFailed, dry_run
+from engine.placement.dry_run import UNRELATED, DryRunFailed, _key, dry_run
 from engine.placement.estimate import (
     compute_prior,
     estimate,
@@ -163,6 +163,37 @@ def test_dry_runs_are_kept_by_file_and_settings(files, tmp_path):
     assert dry_run(settings(files["llama"], n_ctx=8192), cache) != first
     cache.write_bytes(b"{")
     assert dry_run(settings(files["llama"]), cache).kv_bytes == first.kv_bytes
+
+
+@pytest.mark.process
+def test_a_dry_run_is_made_again_for_more_copies_of_states(files, tmp_path):
+    cache = tmp_path / "dry_runs.json"
+    alone, copied = (dry_run(settings(files["lfm2"], max_rollback=n), cache).recurrent_bytes for n in (0, 4))
+    assert copied == pytest.approx(5 * alone, rel=0.05)
+
+
+def test_settings_without_effect_on_a_dry_run_exist():
+    assert set(LoadSettings.__struct_fields__) >= UNRELATED
+
+
+def test_a_dry_run_is_of_one_interpreter(files, tmp_path, monkeypatch):
+    """Its process is as large as that interpreter, which an update of the system replaces."""
+    keys = {_key(settings(files["llama"]))}
+    monkeypatch.setattr("sys.version", "4.0")
+    assert _key(settings(files["llama"])) not in keys
+
+
+def test_adapters_are_weights_where_the_layers_are(files, tmp_path):
+    adapter = tmp_path / "adapter.gguf"
+    adapter.write_bytes(bytes(600 * 1000))
+    shape, plain = read_shape(files["llama"]), settings(files["llama"], n_gpu_layers=-1)
+    for gpu, layers, on_gpu in ((None, 0, 0), ("gpu", -1, 600_000), ("gpu", 4, 300_000)):
+        at = msgspec.structs.replace(plain, n_gpu_layers=layers)
+        adapted = msgspec.structs.replace(at, lora=(str(adapter),))
+        without, with_one = (need_at(shape, each, AVX2, gpu, None) for each in (at, adapted))
+        assert with_one.total_bytes - without.total_bytes == 600_000
+        assert with_one.device_bytes("gpu") - without.device_bytes("gpu") == on_gpu
+        assert with_one.resident_bytes - without.resident_bytes == 600_000 - on_gpu
 
 
 @pytest.mark.process
