@@ -116,6 +116,8 @@ RUN_HEAD: Final = """#!/bin/sh
 # Tessera {version}: unpacks itself below PREFIX (default: ~/.local) and registers the program. --help says more.
 set -e
 prefix="${{HOME}}/.local"
+usage="usage: $0 [--prefix FOLDER] [--remove], or: $0 --extract FOLDER"
+refuse() {{ echo "$0: $1" >&2; echo "$usage" >&2; exit 2; }}
 unpack() {{
   command -v xz >/dev/null 2>&1 || {{
     echo "This file is packed with xz, which is not here: install xz-utils, then run this again." >&2; exit 3
@@ -128,17 +130,32 @@ tell_desktop() {{
   quietly update-desktop-database -q "$prefix/share/applications"
   quietly update-mime-database "$prefix/share/mime"
 }}
-case "$1" in
-  --help) echo "usage: $0 [--prefix FOLDER | --extract FOLDER | --remove]"; exit 0;;
-  --prefix) prefix="$2";;
-  --extract) unpack "$2"; exit 0;;
-  --remove) rm -rf "$prefix/lib/tessera" "$prefix/share/doc/tessera"
-    for file in {files}; do rm -f "$prefix/$file"; done
-    tell_desktop
-    echo "Removed. Models and chats are where they were."; exit 0;;
-  "") ;;
-  *) echo "$0: unknown option $1" >&2; exit 2;;
-esac
+action=install
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --help) echo "$usage"; exit 0;;
+    --remove) action=remove;;
+    --prefix | --extract)
+      case "$2" in "" | --*) refuse "$1 needs a folder";; esac
+      case "$1" in --prefix) prefix="$2";; *) action=extract; folder="$2";; esac
+      shift;;
+    *) refuse "unknown option $1";;
+  esac
+  shift
+done
+if [ $action = extract ]; then unpack "$folder"; exit 0; fi
+case "$prefix" in /*) ;; *) prefix="$PWD/$prefix";; esac
+if [ $action = remove ]; then
+  [ -e "$prefix/lib/tessera" ] || {{
+    echo "There is no Tessera below $prefix. If it is elsewhere: $0 --remove --prefix FOLDER" >&2; exit 1
+  }}
+  rm -rf "$prefix/lib/tessera" "$prefix/share/doc/tessera"
+  for file in {files}; do rm -f "$prefix/$file"; done
+  tell_desktop
+  echo "Removed. Models and chats are where they were."
+  exit 0
+fi
+case "$prefix" in *[\\\\\\"\\$\\`%\\|\\&]*) refuse "a menu entry cannot name the folder $prefix";; esac
 echo "Installing Tessera {version} below $prefix ..."
 new="$prefix/.tessera-new"
 rm -rf "$new"
@@ -148,8 +165,8 @@ rm -rf "$prefix/lib/tessera" "$prefix/bin/tessera"
 mv "$new/lib/tessera" "$prefix/lib/tessera"
 cp -RP "$new/." "$prefix/"
 rm -rf "$new"
-sed -i "s|^Exec=tessera|Exec=$prefix/bin/tessera|" "$prefix/share/applications/{id}.desktop"
-sed -i "s|/usr/bin/tessera|$prefix/bin/tessera|" "$prefix/lib/systemd/user/tessera.service"
+sed -i "s|^Exec=tessera|Exec=\\"$prefix/bin/tessera\\"|" "$prefix/share/applications/{id}.desktop"
+sed -i "s|/usr/bin/tessera|\\"$prefix/bin/tessera\\"|" "$prefix/lib/systemd/user/tessera.service"
 tell_desktop
 echo "Done: $prefix/bin/tessera"
 case ":$PATH:" in *":$prefix/bin:"*) ;; *) echo "$prefix/bin is not on your PATH.";; esac

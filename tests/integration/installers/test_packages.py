@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -136,7 +137,9 @@ def test_the_run_file_installs_below_a_prefix_and_removes_itself(program, tmp_pa
     assert said.stdout == "stand-in\n"
     entry = ConfigParser(interpolation=None)
     entry.read(prefix / "share" / "applications" / f"{ID}.desktop")
-    assert entry["Desktop Entry"]["Exec"].startswith(f"{prefix}/bin/tessera")
+    assert shlex.split(entry["Desktop Entry"]["Exec"])[0] == f"{prefix}/bin/tessera"
+    service = (prefix / "lib" / "systemd" / "user" / "tessera.service").read_text()
+    assert f'ExecStart="{prefix}/bin/tessera" ' in service
     assert (prefix / "lib" / "tessera" / "_internal" / "lib.so.0").is_symlink()
     kept = prefix / "lib" / "tessera" / "_internal" / "assets" / "kernels" / PACK.name
     assert kept.read_bytes() == PACK.read_bytes()
@@ -159,8 +162,43 @@ def test_the_run_file_installs_below_a_prefix_and_removes_itself(program, tmp_pa
     subprocess.run([str(file), "--remove"], check=True, capture_output=True, env={**os.environ, "HOME": str(home)})
     left = [p for p in home.rglob("*") if not p.is_dir() and b"tessera" in f"{p}".encode() + p.read_bytes()]
     assert [p.name for p in left] == ["mine"]
-    bad = subprocess.run([str(file), "--nonsense"], capture_output=True, text=True, check=False)
-    assert (bad.returncode, "unknown option" in bad.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("order", [("--remove", "--prefix", "{}"), ("--prefix", "{}", "--remove")])
+def test_the_run_file_removes_what_it_installed_below_another_prefix(program, tmp_path, order):
+    from installers.linux.packages import run_file
+
+    file = run_file(program, tmp_path, __version__, tmp_path / "work")
+    home = {"env": {**os.environ, "HOME": str(tmp_path / "home")}, "cwd": tmp_path, "check": True}
+    subprocess.run([str(file), "--prefix", "there"], capture_output=True, **home)  # below the current folder
+    entry = next((tmp_path / "there" / "share" / "applications").iterdir())
+    assert f'Exec="{tmp_path}/there/bin/tessera"' in entry.read_text()
+    subprocess.run([str(file), *(word.format("there") for word in order)], capture_output=True, **home)
+    assert not [path for path in (tmp_path / "there").rglob("*tessera*") if not path.is_dir()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--nonsense"], 2, "unknown option"),
+        (["--prefix"], 2, "--prefix needs a folder"),
+        (["--prefix", "", "--remove"], 2, "--prefix needs a folder"),
+        (["--prefix", "--remove"], 2, "--prefix needs a folder"),
+        (["--extract"], 2, "--extract needs a folder"),
+        (["--prefix", "/nowhere/100%"], 2, "a menu entry cannot name"),
+        (["--prefix", "/nowhere/a\\b"], 2, "a menu entry cannot name"),
+        (["--remove", "--prefix", "/nowhere"], 1, "There is no Tessera below /nowhere"),
+        (["--remove"], 1, "There is no Tessera below"),
+    ],
+)
+def test_the_run_file_refuses_what_it_cannot_do(program, tmp_path, arguments, code, words):
+    from installers.linux.packages import run_file
+
+    file = run_file(program, tmp_path, __version__, tmp_path / "work")
+    home = {"HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]}
+    done = subprocess.run([str(file), *arguments], env=home, capture_output=True, text=True, check=False)
+    assert (done.returncode, words in done.stderr) == (code, True), done.stderr
+    assert not (tmp_path / "home").exists()
 
 
 def test_metadata_names_this_program():
