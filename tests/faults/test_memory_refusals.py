@@ -382,7 +382,7 @@ def test_a_speed_seen_here_is_used_at_the_next_placement(path, paths, monkeypatc
 
 @pytest.mark.usefixtures("quiet")
 def test_a_speed_seen_here_replaces_the_forecast_of_a_small_model_and_corrects_its_neighbours(
-    path, paths, monkeypatch
+    path, paths, monkeypatch, tmp_path
 ):
     """The first answer decides at any size; another model gets the same correction, as an estimate."""
     settings = LoadSettings(path=path, n_ctx=1024)
@@ -392,6 +392,7 @@ def test_a_speed_seen_here_replaces_the_forecast_of_a_small_model_and_corrects_i
     admission.reserve_now("m", placer.choose("m", settings).settings)
     with monkeypatch.context() as busy:
         busy.setattr("os.getloadavg", lambda: (100.0, 100.0, 100.0))
+        busy.setattr("devices.host._LOADAVG", tmp_path / "none")  # only the average decides
         admission.observed("m", 101, 999.0, 1024.0)  # next to other programs: no conclusion
     admission.observed("m", 101, 100 / before * 2, 1024.0)
     again = placer_with(paths, 3000)
