@@ -120,23 +120,28 @@ def test_sizes_are_in_binary_units():
 
 # Rows of README's table of speeds: the recorded model, types (None: all) and instructions that each row sums up.
 SPEEDS = {
-    "0.6B shape, Q4_0, Q8_0, MXFP4": ("0.6B shape", {"Q4_0", "Q8_0", "MXFP4"}, ""),
-    "0.6B shape, Q4_K_M, Q6_K, IQ4_XS": ("0.6B shape", {"Q4_K_M", "Q6_K", "IQ4_XS"}, ""),
-    "0.6B shape, F16": ("0.6B shape", {"F16"}, ""),
-    "1.7B, 4B, 8B shapes, Q4_K_M": ("[148].*B shape", {"Q4_K_M"}, ""),
-    "SmolLM2 135M, Q4_1": ("SmolLM2 135M Q4_1", {""}, ""),
-    "0.6B shape with AVX2, CPU time": ("0.6B shape, a quarter", None, "AVX2"),
+    "0.6B shape, Q4_0, Q8_0, MXFP4": ("0.6B shape", {"Q4_0", "Q8_0", "MXFP4"}, "", {512, 0}),
+    "0.6B shape, Q4_K_M, Q6_K, IQ4_XS": ("0.6B shape", {"Q4_K_M", "Q6_K", "IQ4_XS"}, "", {512, 0}),
+    "0.6B shape, Q4_K_M, 16,384 tokens": ("0.6B shape", {"Q4_K_M"}, "", {16384}),
+    "0.6B shape, F16": ("0.6B shape", {"F16"}, "", {512, 0}),
+    "1.7B, 4B, 8B shapes, Q4_K_M": ("[148].*B shape", {"Q4_K_M"}, "", None),
+    "SmolLM2 135M, Q4_1": ("SmolLM2 135M Q4_1", {""}, "", None),
+    "0.6B shape with AVX2, CPU time": ("0.6B shape, a quarter", None, "AVX2", None),
 }
 
 
-def recorded_speeds(metric: str, model: str, types: set[str] | None, instructions: str) -> list[float]:
-    """The newest figures of a metric for models whose name matches the pattern `model`."""
+def recorded_speeds(
+    metric: str, model: str, types: set[str] | None, instructions: str, lengths: set[int] | None
+) -> list[float]:
+    """The newest figures of a metric for models whose name matches the pattern `model`. None: of all."""
     found = []
     for line in newest():
         given = {"type": "", "instructions": "", **line["parameters"]}
         is_model = re.fullmatch(model, given.get("model", ""))
         if is_model and (line["metric"], given["instructions"]) == (metric, instructions):
-            found += [line["value"]] if types is None or given["type"] in types else []
+            is_type = types is None or given["type"] in types
+            is_length = lengths is None or given.get("tokens", given.get("depth")) in lengths
+            found += [line["value"]] if is_type and is_length else []
     return found
 
 
