@@ -211,7 +211,7 @@ def gpu_of(device: Device, cpu_name: str) -> Gpu | None:
     relatives = [row for row in rows if targets.intersection(row.ids)]
     groups = (_by_name(group, text) for text in texts for group in (by_id or rows, relatives))
     apple = apple_gpus(cpu_name) if device.vendor == "Apple" else ()
-    # The name of an id may stand for several chips ("Radeon 660M/680M"), which the CPU's name tells apart.
+    # The name of an id may cover several chips ("Radeon 660M/680M"); the CPU's name says which one.
     matches: Sequence[Gpu] = apple or min((group for group in groups if group), key=len, default=by_id)
     for group in (matches, by_id, relatives):
         if sized := [row for row in group if str(row.units) == _counted(device)]:

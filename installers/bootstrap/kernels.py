@@ -176,7 +176,7 @@ def _is_whole(path: str) -> bool:
     try:
         with zipfile.ZipFile(path) as wheel:
             return wheel.testzip() is None
-    except (OSError, EOFError, zipfile.BadZipFile, zlib.error):
+    except (OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error):
         return False
 
 

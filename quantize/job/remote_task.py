@@ -24,7 +24,7 @@ from quantize.types import Rounding
 
 Bytes = npt.NDArray[np.uint8]
 
-# Memory of a task besides its largest Hessian: chunks of weights and the process.
+# Memory of a task without its largest Hessian: chunks of weights and the process.
 _PROCESS_BYTES: Final = 512 << 20
 _SOURCE, _TEXT, _IMATRIX = "source.gguf", "text", "imatrix.gguf"
 
