@@ -1,5 +1,7 @@
+import os
 import random
 import shutil
+import sys
 import threading
 
 import numpy as np
@@ -249,6 +251,23 @@ def test_the_rest_of_the_disk_is_left_to_others(tmp_path, monkeypatch, bound, ca
     assert len(list(tmp_path.glob("*/*.kv"))) == 1
     assert "the rest of the disk is for other things" in capsys.readouterr().err
     assert disk_store(tmp_path).best(tokens(4, 5, 6), KEY, whole_only=False)[1] < 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no priority for a single thread")
+def test_answers_go_before_the_writer(tmp_path, monkeypatch):
+    found = []
+
+    def write_file(self, entry, data, path):
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    monkeypatch.setattr(prefix_store.PrefixFiles, "_write_file", write_file)
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    store = disk_store(tmp_path)
+    store.put(KEY, tokens(1, 2, 3), state())
+    store.persist()
+    store.close()
+    assert found == [max(own, prefix_store.WRITER_NICE)]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
 
 
 def test_at_the_end_nothing_is_given_up_because_the_disk_is_slow(tmp_path, slow_disk, monkeypatch):
