@@ -42,7 +42,7 @@ def make(
         show(f"Tessera cannot be set up here: {unsuited}")
         return 3
     started = time.monotonic()
-    show("Setting up Tessera (once). This takes about four minutes on two cores, most of it compiling llama.cpp.")
+    show("Setting up Tessera (once). This takes about three minutes on two cores, most of it compiling llama.cpp.")
     python = os.path.join(venv, "Scripts", "python.exe") if os.name == "nt" else os.path.join(venv, "bin", "python")
     with_pip = has_pip(python)
     if not system.provide(
