@@ -48,6 +48,8 @@ _NVIDIA_580: Final[dict[Family, tuple[str, str]]] = {
     "suse": ("nvidia-driver-G06-kmp-meta nvidia-userspace-meta-G06", "NVIDIA"),
 }
 _FIRST_TURING: Final = 0x1E00
+# Arch's other kernels, by the end of their release. Arch's package nvidia-open is for its stock kernel only.
+_ARCH_KERNELS: Final = re.compile(r"-(zen|lts|hardened|rt|rt-lts)$")
 # Systems with a command that chooses the driver for the GPU and the kernel. Sources: their documentation.
 _NVIDIA_COMMANDS: Final = {
     "pop": "sudo apt install system76-driver-nvidia",
@@ -67,6 +69,16 @@ _AMD_FIRMWARE: Final[dict[Family, str]] = {
     "arch": "linux-firmware-amdgpu",
     "suse": "kernel-firmware-amdgpu",
 }
+# The suite with newer packages for a Debian release, which has to be enabled first.
+BACKPORTS: Final = {"13": "trixie-backports"}
+# Commands that bring a recent kernel, as part of an update of the whole system.
+_KERNEL_UPDATES: Final = {
+    "fedora": "sudo dnf upgrade --refresh",
+    "arch": "sudo pacman -Syu",
+    "cachyos": "sudo pacman -Syu",
+    "endeavouros": "sudo pacman -Syu",
+    "opensuse-tumbleweed": "sudo zypper dup",
+}
 # openSUSE's systems that change only as a whole, and SteamOS, whose packages are lost after its next update.
 _IMAGES: Final = re.compile(r"opensuse-(?:microos|aeon|kalpa|leap-micro)|sl-micro|steamos")
 
@@ -75,7 +87,7 @@ class Distribution(NamedTuple):
     """`id` and `version` as in /etc/os-release; `name` is the display name. Empty if unknown.
 
     `image_based`: packages are layered on an image (Silverblue, Bazzite, MicroOS, SteamOS).
-    `is_ubuntu`: Ubuntu, or a system made from it (Mint, Pop!_OS).
+    `is_ubuntu`: Ubuntu, or a system made from it (Mint, Pop!_OS). `kernel` is the release of the running kernel.
     """
 
     id: str = ""
@@ -84,6 +96,7 @@ class Distribution(NamedTuple):
     family: Family = "other"
     image_based: bool = False
     is_ubuntu: bool = False
+    kernel: str = ""
 
     def install(self, packages: str) -> str:
         """The command that installs packages, or only the packages if the command is unknown."""
@@ -105,7 +118,8 @@ def distribution(host: "Host") -> Distribution:
     if host.system != "linux":
         return Distribution()
     release = text(host, "/etc/os-release") or text(host, "/usr/lib/os-release")
-    return parsed(release, is_ostree=host.access("/run/ostree-booted") != "absent")
+    system = parsed(release, is_ostree=host.access("/run/ostree-booted") != "absent")
+    return system._replace(kernel=str(host.api("kernel") or ""))
 
 
 def parsed(os_release: str, *, is_ostree: bool) -> Distribution:
@@ -140,6 +154,8 @@ def nvidia_driver(system: Distribution, pci_id: str | None = None) -> str:
     package, repository = (_NVIDIA_580 if is_old else _NVIDIA).get(system.family, ("", ""))
     if not package or system.id == "steamos":
         return "Install NVIDIA's driver, then restart."
+    if variant := _ARCH_KERNELS.search(system.kernel if system.family == "arch" else ""):
+        package = f"nvidia-open-dkms linux-{variant[1]}-headers"
     command = system.install(package)
     if system.id in _SUSE_REPOSITORIES:
         command, repository = f"{system.install(_SUSE_REPOSITORIES[system.id])} && {command}", ""
@@ -160,59 +176,92 @@ def npu_firmware(system: Distribution) -> str:
     return system.install("kernel-firmware-platform" if system.family == "suse" else "linux-firmware")
 
 
+def newer_kernel(system: Distribution) -> str:
+    """The commands that install a kernel of at least 6.18, or a later release that has one; empty if unknown.
+
+    Sources: Ubuntu's security notice USN-8569-1 (24.04 has Linux 7.0 since July 2026), and reports of Debian 13
+    with Linux 7.0.10 of its backports.
+    """
+    if system.id == "ubuntu":
+        is_noble = system.version == "24.04"
+        return "sudo apt install linux-generic-hwe-24.04" if is_noble else "sudo do-release-upgrade"
+    if system.id == "debian" and system.version in BACKPORTS:
+        suite = BACKPORTS[system.version]
+        return f"enable {suite}, then sudo apt install -t {suite} linux-image-amd64"
+    if system.image_based and system.family == "fedora":
+        return "rpm-ostree upgrade"
+    return _KERNEL_UPDATES.get(system.id, "")
+
+
 def iommu_switches(parameters: list[str]) -> str:
     """The kernel parameters that switch AMD's IOMMU off; empty if none does."""
     return " ".join(word for word in parameters if word in {"amd_iommu=off", "iommu=off"})
 
 
-def set_kernel_parameters(host: "Host", add: str, remove: str = "") -> str:
+def set_kernel_parameters(host: "Host", add: str = "", remove: str = "") -> str:
     """Commands that change the kernel command line for the next start, by boot loader.
 
     Both may have several parameters; those of `remove` are on the line now.
     """
+    from devices.probes.cgroup_limits import is_container
+
     system, old_words = distribution(host), remove.split()
+    if is_container(host):
+        return _change_by_hand(add, old_words, "the computer's kernel command line (outside this container)")
     if system.family == "nixos":
         less = f", without {' and '.join(old_words)}" if old_words else ""
         words = " ".join(f'"{word}"' for word in add.split())
-        return f"in configuration.nix: boot.kernelParams = [ {words} ]{less}; then: sudo nixos-rebuild boot, reboot"
+        change = f"boot.kernelParams = [ {words} ]{less}" if add else f"boot.kernelParams{less}"
+        return f"in configuration.nix: {change}; then: sudo nixos-rebuild boot, reboot"
     if host.access("/run/ostree-booted") != "absent":
         less = "".join(f" --delete-if-present={word}" for word in old_words)
         more = "".join(f" --append-if-missing={word}" for word in add.split())
         return f"sudo rpm-ostree kargs{more}{less} && sudo systemctl reboot"
     if _has_program(host, "grubby") or system.family == "fedora":
+        more = f' --args="{add}"' if add else ""
         less = f' --remove-args="{remove}"' if old_words else ""
-        return f'sudo grubby --update-kernel=ALL --args="{add}"{less} && sudo reboot'
+        return f"sudo grubby --update-kernel=ALL{more}{less} && sudo reboot"
     if _has_program(host, "kernelstub"):  # Pop!_OS
-        less = f' && sudo kernelstub -d "{remove}"' if old_words else ""
-        return f'sudo kernelstub -a "{add}"{less} && sudo reboot'
+        more = f'sudo kernelstub -a "{add}" && ' if add else ""
+        less = f'sudo kernelstub -d "{remove}" && ' if old_words else ""
+        return f"{more}{less}sudo reboot"
     return _edit_boot_files(host, system, add, old_words)
+
+
+def _change_by_hand(add: str, old_words: list[str], where: str) -> str:
+    """The same in words, for a place that no command is known for."""
+    more = [f"add {add} to {where}"] if add else []
+    less = f"remove {' and '.join(old_words)}" + ("" if add else f" from {where}")
+    return f"{' and '.join([*more, *([less] if old_words else [])])}, then: sudo reboot"
 
 
 def _edit_boot_files(host: "Host", system: Distribution, add: str, old_words: list[str]) -> str:
     """The same for boot loaders whose files are edited by hand."""
-    less = "".join(f"s/ *{word}//; " for word in old_words)
+    less = [f"s/ *{word}//" for word in old_words]
+
+    def edited(file: str, start: str) -> str:
+        more = [f"s/^{start}=./&{add} /" if start else f"s/$/ {add}/"] if add else []
+        return f"sudo sed -i '{'; '.join([*less, *more])}' {file} && "
+
     if host.access("/etc/default/limine") != "absent":
-        edit = f"sudo sed -i '{less.rstrip('; ')}' /etc/default/limine && " if old_words else ""
-        line = f"echo 'KERNEL_CMDLINE[default]+=\" {add}\"' | sudo tee -a /etc/default/limine"
-        return f"{edit}{line} && sudo limine-update && sudo reboot"
+        edit = f"sudo sed -i '{'; '.join(less)}' /etc/default/limine && " if less else ""
+        line = f"echo 'KERNEL_CMDLINE[default]+=\" {add}\"' | sudo tee -a /etc/default/limine && " if add else ""
+        return f"{edit}{line}sudo limine-update && sudo reboot"
     if host.access("/etc/sdboot-manage.conf") != "absent":  # CachyOS with systemd-boot
-        edit = f"{less}s/^LINUX_OPTIONS=./&{add} /"
-        return f"sudo sed -i '{edit}' /etc/sdboot-manage.conf && sudo sdboot-manage gen && sudo reboot"
+        return f"{edited('/etc/sdboot-manage.conf', 'LINUX_OPTIONS')}sudo sdboot-manage gen && sudo reboot"
     if host.access("/etc/kernel/cmdline") != "absent":  # systemd-boot, and unified kernel images
         update = "sudo mkinitcpio -P" if system.family == "arch" else "sudo kernel-install add-all"
         update = next((f"sudo {p} {w}" for p, w in _CMDLINE_UPDATES.items() if _has_program(host, p)), update)
-        return f"sudo sed -i '{less}s/$/ {add}/' /etc/kernel/cmdline && {update} && sudo reboot"
+        return f"{edited('/etc/kernel/cmdline', '')}{update} && sudo reboot"
     if host.access("/etc/default/grub") == "absent":
         files = next((f for f in _BOOT_FILES if host.access(f) != "absent"), "")
-        without = f" and remove {' and '.join(old_words)}" if old_words else ""
         where = _BOOT_FILES.get(files, "the kernel command line in your boot loader's settings")
-        return f"add {add} to {where}{without}, then: sudo reboot"
-    edit = f"{less}s/^GRUB_CMDLINE_LINUX_DEFAULT=./&{add} /"
+        return _change_by_hand(add, old_words, where)
     has_script = system.family == "debian" or system.id == "steamos" or _has_program(host, "update-grub")
     update = "update-grub" if has_script else "grub-mkconfig -o /boot/grub/grub.cfg"
     if system.family == "suse":
         update = "transactional-update grub.cfg" if system.image_based else "grub2-mkconfig -o /boot/grub2/grub.cfg"
-    return f"sudo sed -i '{edit}' /etc/default/grub && sudo {update} && sudo reboot"
+    return f"{edited('/etc/default/grub', 'GRUB_CMDLINE_LINUX_DEFAULT')}sudo {update} && sudo reboot"
 
 
 # Programs that bring /etc/kernel/cmdline to the boot entries: Proxmox's and openSUSE's own.

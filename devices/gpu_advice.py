@@ -7,7 +7,14 @@ from msgspec.structs import replace
 
 from devices import install_hints, types
 from devices.chips import gpu_of
-from devices.distribution import Distribution, Family, distribution, nvidia_driver, set_kernel_parameters
+from devices.distribution import (
+    BACKPORTS,
+    Distribution,
+    Family,
+    distribution,
+    nvidia_driver,
+    set_kernel_parameters,
+)
 from devices.host import CommandResult, Host
 from devices.kernel_packs import bundled
 from devices.merge import merged
@@ -190,7 +197,6 @@ MESA_FOR_ARCH: Final[dict[str, tuple[int, int]]] = {
     "gfx1200": (25, 0), "gfx1201": (25, 0),
     "xe-lpg": (23, 2), "xe-lpg+": (24, 1), "xe2-lpg": (24, 2), "xe2-hpg": (24, 2), "xe3-lpg": (25, 1),
 }  # fmt: skip
-BACKPORTS: Final = {"13": "trixie-backports"}
 
 
 def driver_problem(host: Host, system: Distribution, devices: tuple[Device, ...]) -> tuple[str, str] | None:

@@ -17,7 +17,8 @@ SECTIONS = ("files", "links", "access", "commands", "registry", "sysctl", "env",
 
 # Kernel parameters that matter here; all others (root=UUID=..., hostnames) are not recorded.
 KERNEL_PARAMETERS = re.compile(
-    r"^(amd_iommu|intel_iommu|iommu[.=]|amdgpu|ttm|amdttm|i915|xe|nvidia|nouveau|nomodeset|mem=|hugepages)"
+    r"^(amd_iommu|intel_iommu|iommu[.=]|amdgpu|ttm|amdttm|i915|xe|nvidia|nouveau|nomodeset|mem=|hugepages"
+    r"|modprobe\.blacklist|module_blacklist|rd\.driver\.blacklist)"
 )
 PRIVATE_LINE = re.compile(r"serial|uuid|asset_tag|part_number|hostname|machine-id", re.IGNORECASE)
 HOME = re.compile(r"(/home/|/Users/|[A-Za-z]:\\Users\\)[^/\\\s:]+")

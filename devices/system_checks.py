@@ -3,14 +3,23 @@
 import re
 
 from devices.chips import cpu_kind
-from devices.distribution import amd_firmware, distribution, iommu_switches, npu_firmware, set_kernel_parameters
+from devices.distribution import (
+    amd_firmware,
+    distribution,
+    iommu_switches,
+    newer_kernel,
+    npu_firmware,
+    set_kernel_parameters,
+)
 from devices.environment import UNIFIED_MEMORY
 from devices.host import Host, text
+from devices.probes.cgroup_limits import is_container
 from devices.types import Device, Finding, Machine
 
 # Recorded with AMD Strix Halo: instability below 6.18.4; before 6.16.9 ROCm sees only 15.9 GiB.
 STABLE_GFX11_KERNEL = (6, 18, 4)
 WHOLE_MEMORY_KERNEL = (6, 16, 9)
+NEWER_KERNEL = "install a kernel of at least 6.18.4"
 # KFD's nodes; a `cwsr_size` among their properties shows the fix. Source: ROCm/TheRock, issue 2991.
 KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
 # Linux 7.1 needs ttm.pages_limit alone, 6.8 also amdgpu.gttsize. Source: kyuz0/amd-strix-halo-toolboxes, issue 98.
@@ -190,13 +199,15 @@ def _kernel(host: Host, words: list[str], machine: Machine) -> list[Finding]:
     if numbers >= WHOLE_MEMORY_KERNEL and (_has_cwsr_fix(host) or "amdgpu.cwsr_enable=0" in words):
         return []
     meanwhile = set_kernel_parameters(host, "amdgpu.cwsr_enable=0")
+    command = "" if is_container(host) else newer_kernel(distribution(host))
+    newer = f"{NEWER_KERNEL}: {command} && sudo reboot" if command else NEWER_KERNEL
     return [
         Finding(
             "kernel_too_old_for_gfx1151",
             "warning",
             f"Linux {machine.kernel} is too old for this GPU",
             "Before 6.18.4 it hangs under load, before 6.16.9 ROCm sees 15.9 GiB of memory only.",
-            f"install a kernel of at least 6.18.4; until then: {meanwhile}",
+            f"{newer}; until then: {meanwhile}",
             halo.id,
         )
     ]
@@ -362,11 +373,11 @@ def _limits(machine: Machine) -> list[Finding]:
     ram = machine.memory
     if ram.limit_bytes is None:
         return []
-    fix = (
-        "ulimit -v unlimited"
-        if ram.limit_source == "ulimit -v"
-        else "raise the container's memory limit (--memory)"
-    )
+    fix = "raise the memory limit of the service or session (systemd: MemoryMax)"
+    if ram.limit_source == "ulimit -v":
+        fix = "ulimit -v unlimited"
+    elif machine.environment == "container":
+        fix = "raise the container's memory limit (--memory)"
     return [
         Finding(
             "memory_limited",

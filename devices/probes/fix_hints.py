@@ -19,17 +19,34 @@ def windows_driver(vendor: str) -> str:
     return f"Install {vendor}'s current driver from Windows Update or the vendor's site, then restart."
 
 
-def firmware(module: str, address: str) -> str:
-    """What to do when a driver refuses its device."""
+OUTSIDE_CONTAINER = "Install the GPU's driver and firmware on the computer itself, outside this container."
+
+
+def firmware(module: str, address: str, command: str = "") -> str:
+    """What to do when a driver refuses its device. `command` installs its firmware; empty if unknown."""
+    update = f"Update its firmware, `{command}`," if command else "Update linux-firmware"
     return (
-        f"Update linux-firmware and reboot; `sudo dmesg | grep -e {module} -e {address}` shows what {module} "
+        f"{update} and reboot; `sudo dmesg | grep -e {module} -e {address}` shows what {module} "
         "missed (error -22 or -2 is a missing firmware file)."
     )
+
+
+def kernel_parameters(change: str) -> str:
+    """What to do about kernel parameters that keep the driver from its device; `change` removes them."""
+    return f"Remove them: {change}"
 
 
 def render_group(node: str) -> str:
     """How to get permission for a device node."""
     return f"Join the group that may open {node}: `sudo usermod -aG render,video $USER`, then log in again."
+
+
+def container_group(node: str) -> str:
+    """How to get permission for a device node that was passed into a container."""
+    return (
+        f"Start the container with the group that may open {node}: Docker with "
+        f"`--group-add $(stat -c %g {node})`, Podman with `--group-add keep-groups`."
+    )
 
 
 def node(path: str) -> str:

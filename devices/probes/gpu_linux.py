@@ -4,7 +4,7 @@ import re
 
 from devices import types
 from devices.chips import GPU_CORES, LINK
-from devices.distribution import amd_firmware, distribution, nvidia_driver
+from devices.distribution import amd_firmware, distribution, nvidia_driver, set_kernel_parameters
 from devices.host import Host, fields, number, read_number, text
 from devices.probes import fix_hints, gpu_ids
 from devices.probes.cgroup_limits import is_container
@@ -22,6 +22,10 @@ SOC_DRIVERS = {
     "panfrost": "Arm",
 }
 SOC_DRIVERS |= {"panthor": "Arm", "lima": "Arm", "v3d": "Broadcom"}
+# The kernel modules of a vendor's GPUs, newest first.
+DRIVER_MODULES = {"AMD": ("amdgpu",), "Intel": ("xe", "i915"), "NVIDIA": ("nvidia",)}
+# Kernel parameters with lists of modules that are not loaded. Source: man pages of modprobe.d and dracut.
+BLACKLISTS = frozenset({"modprobe.blacklist", "module_blacklist", "rd.driver.blacklist"})
 # Memory always left to the rest of the system, although drivers report all of the GTT as free.
 RESERVE_FRAC = 0.1
 MIN_RESERVE_BYTES = 2 << 30
@@ -157,25 +161,11 @@ def _name(host: Host, f: PciFunction, vendor: str, chip: gpu_ids.GpuId | None, c
     return f"{vendor} GPU {f.pci_id}", True
 
 
-def _state(  # noqa: C901 - one branch per reason why a GPU is unreachable
+def _state(
     host: Host, f: PciFunction, vendor: str, cards: list[str]
 ) -> tuple[State, str, str | None]:
     if f.driver is None:
-        module = {"AMD": "amdgpu", "Intel": "i915", "NVIDIA": "nvidia"}.get(vendor, "")
-        loaded = module and (
-            host.access(f"/sys/module/{module}") != "absent" or host.access("/sys/module/xe") != "absent"
-        )
-        if module and loaded and vendor != "NVIDIA":
-            return (
-                "failed",
-                f"the {module} driver is loaded but refused this GPU",
-                fix_hints.firmware(module, f.address),
-            )
-        system = distribution(host)
-        if vendor == "NVIDIA":
-            return "driver_missing", types.NO_DRIVER_BOUND, nvidia_driver(system, f.pci_id)
-        hint = fix_hints.gpu_driver(vendor, amd_firmware(system))
-        return "driver_missing", types.NO_DRIVER_BOUND, hint
+        return _without_driver(host, f, vendor)
     if f.driver == "vfio-pci":
         return "failed", types.SET_ASIDE_FOR_VM, fix_hints.vfio(f.address)
     if f.driver == "nvidia":
@@ -186,19 +176,50 @@ def _state(  # noqa: C901 - one branch per reason why a GPU is unreachable
         return "present", types.NOT_TRIED, fix_hints.TRY
     render = next((name for name in cards if name.startswith("renderD")), None)
     if not cards:
-        return "failed", f"{f.driver} is bound but offers no device node", fix_hints.firmware(f.driver, f.address)
+        hint = fix_hints.firmware(f.driver, f.address, _firmware_command(host, f.driver))
+        return "failed", f"{f.driver} is bound but offers no device node", hint
     node = f"/dev/dri/{render or cards[0]}"
     if host.access(node) == "absent" and is_container(host):
         return "failed", types.NOT_IN_CONTAINER, fix_hints.container_device("/dev/dri")
+    group = fix_hints.container_group if is_container(host) else fix_hints.render_group
     if host.access(node) == "denied":
-        return "no_permission", f"{node} may not be opened", fix_hints.render_group(node)
+        return "no_permission", f"{node} may not be opened", group(node)
     if vendor == "AMD" and host.access("/dev/kfd") == "denied":
-        return (
-            "present",
-            "ROCm is out of reach: /dev/kfd may not be opened",
-            fix_hints.render_group("/dev/kfd"),
-        )
+        return "present", "ROCm is out of reach: /dev/kfd may not be opened", group("/dev/kfd")
     return "present", types.NOT_TRIED, fix_hints.TRY
+
+
+def _without_driver(host: Host, f: PciFunction, vendor: str) -> tuple[State, str, str]:
+    modules = DRIVER_MODULES.get(vendor, ())
+    blocking = _blocking_parameters(text(host, "/proc/cmdline").split(), modules)
+    if blocking:
+        change = fix_hints.kernel_parameters(set_kernel_parameters(host, remove=blocking))
+        return "driver_missing", types.DRIVER_SWITCHED_OFF, change
+    if is_container(host):
+        return "driver_missing", types.NO_DRIVER_BOUND, fix_hints.OUTSIDE_CONTAINER
+    loaded = next((module for module in modules if host.access(f"/sys/module/{module}") != "absent"), None)
+    if loaded is not None and vendor != "NVIDIA":
+        hint = fix_hints.firmware(loaded, f.address, _firmware_command(host, loaded))
+        return "failed", f"the {loaded} driver is loaded but refused this GPU", hint
+    system = distribution(host)
+    if vendor == "NVIDIA":
+        return "driver_missing", types.NO_DRIVER_BOUND, nvidia_driver(system, f.pci_id)
+    return "driver_missing", types.NO_DRIVER_BOUND, fix_hints.gpu_driver(vendor, amd_firmware(system))
+
+
+def _blocking_parameters(words: list[str], modules: tuple[str, ...]) -> str:
+    """The kernel parameters that keep these drivers from every GPU; NVIDIA's own ignores nomodeset."""
+    blocking = [word for word in words if word == "nomodeset" and "nvidia" not in modules]
+    for word in words:
+        name, _, value = word.partition("=")
+        is_list = name in BLACKLISTS and set(modules) & set(value.split(","))
+        if is_list or (value == "0" and name in {f"{module}.modeset" for module in modules}):
+            blocking.append(word)
+    return " ".join(blocking)
+
+
+def _firmware_command(host: Host, module: str) -> str:
+    return amd_firmware(distribution(host)) if module == "amdgpu" and not is_container(host) else ""
 
 
 def _memory(host: Host, f: PciFunction, ram: SystemMemory, cards: list[str], *, integrated: bool) -> Memory:

@@ -8,6 +8,7 @@ from devices import types
 from devices.distribution import iommu_switches, set_kernel_parameters
 from devices.host import Host, number, strings, text
 from devices.probes import fix_hints
+from devices.probes.cgroup_limits import is_container
 from devices.probes.pci import PciFunction
 from devices.types import Device, Evidence, Memory, State, SystemMemory
 
@@ -132,11 +133,8 @@ def _linux_state(
     if accel is None:
         return "failed", f"{f.driver} is bound but offers no device node", fix_hints.firmware(f.driver, f.address)
     if host.access(f"/dev/accel/{accel}") == "denied":
-        return (
-            "no_permission",
-            f"/dev/accel/{accel} may not be opened",
-            fix_hints.render_group(f"/dev/accel/{accel}"),
-        )
+        group = fix_hints.container_group if is_container(host) else fix_hints.render_group
+        return "no_permission", f"/dev/accel/{accel} may not be opened", group(f"/dev/accel/{accel}")
     if host.access(f"/dev/accel/{accel}") == "absent":
         return "failed", f"/dev/accel/{accel} is missing", fix_hints.container_device(f"/dev/accel/{accel}")
     if not npu.llm:
