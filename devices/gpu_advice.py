@@ -188,6 +188,9 @@ _LIBRARIES: Final = (
 _ARCH_PACKAGES: Final = {"AMD": "vulkan-radeon", "Intel": "vulkan-intel"}
 _SUSE_PACKAGES: Final = {"AMD": "libvulkan_radeon", "Intel": "libvulkan_intel"}
 COMMAND_S: Final = 5.0
+# WSL's GPU. Mesa's Vulkan for it, dzn, is not conformant, and distributions leave it out or list it for tests only.
+WSL_DRIVER: Final = "dxgkrnl"
+START_ON_WINDOWS: Final = "Start Tessera on Windows itself (`py start.py`), where Vulkan reaches the GPU."
 # The first Mesa whose Vulkan driver supports a chip: RADV by AMD's name, ANV by Intel's generation.
 # Source: Mesa's release notes (25.0 for RDNA 4); the others are from memory and on the safe side, since the
 # releases to tell apart are years earlier or later (Debian 12 has 22.3, Debian 13 has 25.0).
@@ -203,6 +206,8 @@ def driver_problem(host: Host, system: Distribution, devices: tuple[Device, ...]
     """Why these GPUs have no Vulkan and the step that fixes it; None if either is unknown."""
     if not devices or not system.id:
         return None
+    if devices[0].driver == WSL_DRIVER:
+        return "WSL offers it to CUDA and ROCm, not to Vulkan", START_ON_WINDOWS
     listed = driver_files(host)
     for device in devices:
         pattern = "nvidia" if device.driver == "nvidia" else _DRIVER_FILES.get(device.vendor, r".")

@@ -161,9 +161,7 @@ def _name(host: Host, f: PciFunction, vendor: str, chip: gpu_ids.GpuId | None, c
     return f"{vendor} GPU {f.pci_id}", True
 
 
-def _state(
-    host: Host, f: PciFunction, vendor: str, cards: list[str]
-) -> tuple[State, str, str | None]:
+def _state(host: Host, f: PciFunction, vendor: str, cards: list[str]) -> tuple[State, str, str | None]:
     if f.driver is None:
         return _without_driver(host, f, vendor)
     if f.driver == "vfio-pci":

@@ -491,6 +491,8 @@ PLAIN_TEXTS: Final = (
     "its driver offers no Vulkan 1.2 with 16-bit storage, which the kernels need",
     "this container has NVIDIA's driver without Vulkan",
     "no Vulkan driver is installed",
+    "WSL offers it to CUDA and ROCm, not to Vulkan",
+    "Start Tessera on Windows itself ({command}), where Vulkan reaches the GPU.",
     "no Vulkan driver for {vendor} is installed",
     "Mesa {version} does not know {device}: {needed} or newer does",
     "The kernel driver radeon has none. Radeon HD 7700 and newer can use amdgpu: {change}",

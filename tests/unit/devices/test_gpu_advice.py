@@ -234,7 +234,11 @@ def test_gpus_whose_driver_comes_from_elsewhere_are_not_told_to_install_one():
     assert line.endswith("`--gpus all -e NVIDIA_DRIVER_CAPABILITIES=all`.")
     line = other_gpu("sh-linux-egpu-rdna4", "v3d", "Broadcom", "Broadcom GPU (v3d)", NOT_BUILT)
     assert line.endswith("is not used: such GPUs run models slower than their CPU.")
-    assert "for unknown" not in other_gpu("sh-wsl2", "dxgkrnl", "unknown", "GPU behind WSL")
+    for vendor in ("unknown", "AMD"):
+        line = other_gpu("sh-wsl2", "dxgkrnl", vendor, "GPU behind WSL")
+        assert line.endswith(
+            "not to Vulkan. Start Tessera on Windows itself (`py start.py`), where Vulkan reaches the GPU."
+        )
 
 
 SEES_INTEL = BackendReport(
