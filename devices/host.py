@@ -25,8 +25,8 @@ class Host(Protocol):
 
     `api` returns by name what has no file: `machine` (x86_64, arm64), `affinity` (CPU numbers),
     `address_space_limit`, `memlock_limit` (bytes), `now` (seconds), `kernel`, `pci_name:VVVV:DDDD`,
-    `memory_modules` (data_width_bits, speed_mts, size_bytes each), `nvml` (pci, power_mw,
-    energy_mj each); on Windows `battery_state` (present, discharging, full_mwh, remaining_mwh, rate_mw),
+    `memory_modules` (data_width_bits, speed_mts, size_bytes, soldered each), `nvml` (pci,
+    power_mw, energy_mj each); on Windows `battery_state` (present, discharging, full_mwh, remaining_mwh, rate_mw),
     `memory_status`, `processor_features`, `logical_processors`, `present_pnp_ids`, `dxgi_adapters`,
     `windows_version`.
     """

@@ -3,10 +3,13 @@
 MEMORY_DEVICE = 17
 END_OF_TABLE = 127
 UNKNOWN_WIDTH = 0xFFFF
+# Types of low-power memory (LPDDR to LPDDR5), and the form factor "row of chips": soldered, not a module.
+LOW_POWER_TYPES = frozenset({0x1B, 0x1C, 0x1D, 0x1E, 0x23})
+ROW_OF_CHIPS = 0x0B
 
 
 def memory_modules(table: bytes) -> list[dict[str, int]]:
-    """Populated memory devices: data_width_bits, speed_mts, size_bytes. Stops at an invalid entry."""
+    """Populated memory devices: data_width_bits, speed_mts, size_bytes, soldered. Stops at an invalid entry."""
     modules: list[dict[str, int]] = []
     at = 0
     while at + 4 <= len(table):
@@ -40,4 +43,5 @@ def _module(record: bytes) -> dict[str, int] | None:
         "data_width_bits": 0 if width == UNKNOWN_WIDTH else width,
         "speed_mts": 0 if speed == 0xFFFF else speed,
         "size_bytes": size_bytes,
+        "soldered": int(word(0x12, 1) in LOW_POWER_TYPES or word(0x0E, 1) == ROW_OF_CHIPS),
     }

@@ -14,6 +14,7 @@ from devices.distribution import (
 from devices.environment import UNIFIED_MEMORY
 from devices.host import Host, text
 from devices.probes.cgroup_limits import is_container
+from devices.probes.ram import controller_bits
 from devices.types import Device, Finding, Machine
 
 # Recorded with AMD Strix Halo: instability below 6.18.4; before 6.16.9 ROCm sees only 15.9 GiB.
@@ -354,8 +355,9 @@ def _display(host: Host, machine: Machine) -> list[Finding]:
 def _memory(machine: Machine) -> list[Finding]:
     ram = machine.memory
     findings = []
-    # CPUs of Intel's N series have one channel.
-    has_more = cpu_kind(_cpu_name(machine)).id != "intel-n"
+    # CPUs of Intel's N series have one channel, AMD's Mendocino two of half the width.
+    name = _cpu_name(machine)
+    has_more = cpu_kind(name).id != "intel-n" and controller_bits(name) != SINGLE_CHANNEL_BITS
     if ram.bus_bits == SINGLE_CHANNEL_BITS and machine.environment != "vm" and has_more:
         findings.append(
             Finding(

@@ -41,6 +41,7 @@ BANDWIDTH_CEILINGS: tuple[tuple[re.Pattern[str], float], ...] = tuple(
 CONTROLLER_BITS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), bits)
     for pattern, bits in (
+        (r"\bn\d{2,3}\b|ryzen [35] 7[35]20u|athlon \w+ 7[12]20[cu]", 64),  # Intel's N series, AMD's Mendocino
         (r"threadripper pro", 512),
         (r"threadripper|ryzen ai max", 256),
         (r"i[79]-\d{4,5}xe?\b|i7-(?:[345][89]|6[89])\d\d", 256),  # Core X and its predecessors
@@ -56,12 +57,13 @@ SOLDERED: tuple[tuple[re.Pattern[str], float], ...] = (
 
 
 class MemoryBus(msgspec.Struct, frozen=True):
-    """Memory according to DMI: width of all modules together, speed, installed bytes."""
+    """Memory according to DMI: width of all modules together, speed, installed bytes, all of it soldered."""
 
     bits: int | None = None
     speed_mts: int | None = None
     installed_bytes: int | None = None
     source: str = ""
+    soldered: bool = False
 
     @property
     def bandwidth_gbs(self) -> float | None:
@@ -89,11 +91,17 @@ def linux_bus(host: Host) -> MemoryBus:
                 name: number(listed.get(f"MEMORY_DEVICE_{slot}_{name}"))
                 for name in ("DATA_WIDTH", "SPEED_MTS", "CONFIGURED_SPEED_MTS", "SIZE")
             }
+            | {"SOLDERED": int(_is_soldered(listed, slot))}
             for slot in range(64)
             if number(listed.get(f"MEMORY_DEVICE_{slot}_SIZE"))
         ],
         source,
     )
+
+
+def _is_soldered(listed: dict[str, str], slot: int) -> bool:
+    kind, form = (listed.get(f"MEMORY_DEVICE_{slot}_{name}", "") for name in ("TYPE", "FORM_FACTOR"))
+    return kind.startswith("LPDDR") or form.lower() == "row of chips"
 
 
 def table_modules(host: Host) -> list[dict[str, int | None]]:
@@ -103,6 +111,7 @@ def table_modules(host: Host) -> list[dict[str, int | None]]:
             "DATA_WIDTH": number(module.get("data_width_bits")),
             "SPEED_MTS": number(module.get("speed_mts")),
             "SIZE": number(module.get("size_bytes")),
+            "SOLDERED": number(module.get("soldered")),
         }
         for module in records(host.api("memory_modules"))
         if number(module.get("size_bytes"))
@@ -119,14 +128,25 @@ def _bus(modules: list[dict[str, int | None]], source: str) -> MemoryBus:
         speed_mts=min(speeds) if len(speeds) == len(modules) else None,
         installed_bytes=sum(m["SIZE"] or 0 for m in modules),
         source=source,
+        soldered=all(m.get("SOLDERED") for m in modules),
     )
 
 
+def controller_bits(cpu_name: str) -> int | None:
+    """Width of the CPU's memory controller; None if it is unknown."""
+    return next((bits for pattern, bits in CONTROLLER_BITS if pattern.search(cpu_name)), None)
+
+
 def _within_controller(bus: MemoryBus, cpu_name: str) -> MemoryBus:
-    """The bus, not wider than the CPU's memory controller."""
-    widest = next((bits for pattern, bits in CONTROLLER_BITS if pattern.search(cpu_name)), None)
-    if widest is None or bus.bits is None or bus.bits <= widest:
+    """The bus, not wider than the CPU's memory controller.
+
+    A narrower bus of soldered memory counts as unknown: some firmware lists half of its width or less.
+    """
+    widest = controller_bits(cpu_name)
+    if widest is None or bus.bits is None or bus.bits == widest:
         return bus
+    if bus.bits < widest:
+        return msgspec.structs.replace(bus, bits=None) if bus.soldered else bus
     return msgspec.structs.replace(bus, bits=widest)
 
 

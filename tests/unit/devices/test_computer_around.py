@@ -188,3 +188,32 @@ def test_archs_other_kernels_get_nvidias_driver_built_for_them(kernel, packages)
     recording["links"] = {p: link for p, link in recording["links"].items() if not link.endswith("drivers/nvidia")}
     card = next(d for d in inventory(RecordedHost(recording)).devices if d.kind == "dgpu")
     assert f"`sudo pacman -S {packages}`" in card.fix_hint
+
+
+LPDDR = {"TYPE": "LPDDR5", "FORM_FACTOR": "Row Of Chips"}
+MAX_395 = "AMD RYZEN AI MAX+ 395 w/ Radeon 8060S"
+
+
+@pytest.mark.parametrize(
+    ("cpu", "modules", "width", "kind", "gbs", "has_advice"),
+    [
+        ("13th Gen Intel(R) Core(TM) i7-1360P", 2, 16, LPDDR, None, False),  # an HP Spectre's firmware says so
+        ("AMD Ryzen AI 9 HX 370 w/ Radeon 890M", 4, 16, LPDDR, None, False),
+        ("AMD Ryzen AI 9 HX 370 w/ Radeon 890M", 4, 32, LPDDR, 102.4, False),
+        (MAX_395, 8, 16, LPDDR, 256, False),
+        (MAX_395, 8, 16, {"TYPE": "<OUT OF SPEC>", "FORM_FACTOR": "Row of chips"}, 256, False),
+        ("AMD Ryzen 5 7520U with Radeon Graphics", 4, 16, LPDDR, 51.2, False),
+        ("13th Gen Intel(R) Core(TM) i7-1360P", 1, 64, {"TYPE": "DDR5", "FORM_FACTOR": "SODIMM"}, 51.2, True),
+        ("AMD Ryzen 7 7840HS w/ Radeon 780M Graphics", 1, 64, {}, 51.2, True),
+    ],
+)
+def test_soldered_memory_gets_no_advice_to_add_a_module(cpu, modules, width, kind, gbs, has_advice):
+    facts = {"DATA_WIDTH": width, "SIZE": 4 << 30, "SPEED_MTS": 6400, **kind}
+    lines = (f"E:MEMORY_DEVICE_{n}_{name}={value}" for n in range(modules) for name, value in facts.items())
+    recording = changed("mtl-zbook-power-g11", files={"/run/udev/data/+dmi:id": "\n".join(lines)})
+    recording["files"]["/proc/cpuinfo"] = re.sub(
+        "model name\t: .*", f"model name\t: {cpu}", recording["files"]["/proc/cpuinfo"]
+    )
+    machine = inventory(RecordedHost(recording))
+    assert machine.memory.bandwidth_gbs == gbs
+    assert any(finding.id == "single_channel" for finding in machine.findings) is has_advice

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from devices.smbios import memory_modules
 
 
-def module(width=64, size=0x4000, extended_mib=0, speed=5600, configured=5200) -> bytes:
+def module(width=64, size=0x4000, extended_mib=0, speed=5600, configured=5200, form=0x0D, kind=0x22) -> bytes:
     body = bytearray(0x28)
+    body[0x0E], body[0x12] = form, kind
     body[0], body[1] = 17, len(body)
     struct.pack_into("<HH", body, 0x0A, width, size)
     struct.pack_into("<H", body, 0x15, speed)
@@ -25,9 +26,14 @@ BIOS = bytes([0, 0x18]) + bytes(0x16) + b"Vendor\0\0"
 def test_populated_slots_with_their_configured_speed():
     table = BIOS + module() + module(size=0) + module(size=0x7FFF, extended_mib=65536) + END
     assert memory_modules(table) == [
-        {"data_width_bits": 64, "speed_mts": 5200, "size_bytes": 16 << 30},
-        {"data_width_bits": 64, "speed_mts": 5200, "size_bytes": 64 << 30},
+        {"data_width_bits": 64, "speed_mts": 5200, "size_bytes": 16 << 30, "soldered": 0},
+        {"data_width_bits": 64, "speed_mts": 5200, "size_bytes": 64 << 30, "soldered": 0},
     ]
+
+
+def test_low_power_memory_and_rows_of_chips_are_soldered():
+    table = BIOS + module(kind=0x23) + module(form=0x0B) + module() + END
+    assert [found["soldered"] for found in memory_modules(table)] == [1, 1, 0]
 
 
 def test_unknown_width_and_speed_are_zero():
