@@ -41,7 +41,8 @@ BANDWIDTH_CEILINGS: tuple[tuple[re.Pattern[str], float], ...] = tuple(
 CONTROLLER_BITS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), bits)
     for pattern, bits in (
-        (r"\bn\d{2,3}\b|ryzen [35] 7[35]20u|athlon \w+ 7[12]20[cu]", 64),  # Intel's N series, AMD's Mendocino
+        # Intel's N series and, from memory, Wildcat Lake; AMD's Mendocino
+        (r"\bn\d{2,3}\b|core\(tm\) [3579] 3\d\d\b|ryzen [35] 7[35]20u|athlon \w+ 7[12]20[cu]", 64),
         (r"threadripper pro", 512),
         (r"threadripper|ryzen ai max", 256),
         (r"i[79]-\d{4,5}xe?\b|i7-(?:[345][89]|6[89])\d\d", 256),  # Core X and its predecessors

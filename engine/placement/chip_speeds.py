@@ -238,6 +238,22 @@ class SharedSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sources: Sources
 
 
+class ArchitectureSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An architecture whose kernels a backend lacks: its seconds compared with the rule's, and those it grows by.
+
+    `answers` and `prompts` are factors; `answer_depth_s` and `prompt_depth_s` are seconds per token before it.
+    """
+
+    architecture: Text
+    family: Text
+    backend: Text
+    answers: Positive
+    answer_depth_s: NotNegative
+    prompts: Positive
+    prompt_depth_s: NotNegative
+    sources: Sources
+
+
 class FittedSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rates from published runs of one chip at several depths, used instead of the family's rule.
 
@@ -259,6 +275,7 @@ class ChipSpeeds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     fitted: tuple[FittedSpeed, ...]
     mixtures: tuple[MixtureSpeed, ...]
     shared: tuple[SharedSpeed, ...]
+    architectures: tuple[ArchitectureSpeed, ...]
     types: tuple[TypeSpeed, ...]
     cpu: CpuSpeed
     unknown: tuple[UnknownSpeed, ...]
@@ -296,7 +313,8 @@ def rates(device: Device, backend: str, threads: int | None = None) -> Rates:
         return _unknown_rates(device, runtime)
     fitted = _fitted_rates(chip.id, backend, has_dot=has_dot(runtime))
     if fitted is not None and has_matrix(runtime) == bool(chip.matrix):
-        return fitted
+        published, own = chip.bandwidth_gbs, device.memory.bandwidth_gbs
+        return _scaled(fitted, own / published if own and published else 1.0, 1.0)
     return ruled_rates(device, chip, chip_speed, runtime)
 
 
@@ -344,12 +362,19 @@ def _fitted_rates(chip_id: str, backend: str, *, has_dot: bool) -> Rates | None:
     both, matrix = (chip_id, other.chip), bool(chip.matrix)
     ruled = [reached(name, backend, matrix=matrix, has_dot=has_dot) for name in both]
     reads, computes = (own_value / its_value for own_value, its_value in zip(*ruled, strict=True))
-    values = msgspec.structs.asdict(other.rates)
+    return _scaled(other.rates, reads, computes)
+
+
+def _scaled(rates: Rates, reads: float, computes: float) -> Rates:
+    """The rates of a chip whose memory and units are that many times as fast."""
+    if reads == computes == 1.0:
+        return rates
+    values = msgspec.structs.asdict(rates)
     changed = {name: values[name] and values[name] * reads for name in MEMORY_RATES}
     changed |= {name: values[name] and values[name] * computes for name in COMPUTE_RATES}
     changed |= {name: values[name] and values[name] / reads for name in MEMORY_SECONDS}
     changed |= {name: values[name] and values[name] / computes for name in COMPUTE_SECONDS}
-    return msgspec.structs.replace(other.rates, **changed)
+    return msgspec.structs.replace(rates, **changed)
 
 
 def openvino_rates(device: Device, type_name: str, threads: int | None) -> Rates:
@@ -426,6 +451,20 @@ def mixture_speed(device: Device, backend: str) -> MixtureSpeed:
     """Cost of mixtures on a GPU through a backend."""
     rows = (row for row in chip_speeds().mixtures if _is_for(row, device, backend))
     return next(rows)  # the last row matches every device
+
+
+def slowed(
+    seconds: float, depth: float, device: Device, backend: str, architecture: str, *, is_prompt: bool
+) -> float:
+    """The seconds of a token after `depth` others, for an architecture that this backend computes slowly."""
+    chip = gpu(device.chip)
+    family = chip.family if chip is not None else ""
+    rows = (row for row in chip_speeds().architectures if row.architecture == architecture)
+    row = next((row for row in rows if (row.family, row.backend) == (family, backend)), None)
+    if row is None:
+        return seconds
+    factor, growth = (row.prompts, row.prompt_depth_s) if is_prompt else (row.answers, row.answer_depth_s)
+    return seconds * factor + depth * growth
 
 
 def shared_gain(device: Device, backend: str, answers: float, *, experts: bool) -> float:

@@ -23,6 +23,7 @@ from engine.placement.chip_speeds import (
     rates,
     rule_version,
     shared_gain,
+    slowed,
     type_speed,
     unpack_ns,
 )
@@ -224,11 +225,11 @@ class Forecast(msgspec.Struct, frozen=True):
                 seconds += share * near / 1e9 / measured
                 continue
             rate = _rates(shape, settings, device, backend)
-            seconds += share * _weights_s(shape, rate, near, wide)
+            own = _weights_s(shape, rate, near, wide) + caches * share_near / 1e9 / rate.cache_read_gbs
             if rate.unpack_s:
-                seconds += share * rate.unpack_s * packed_weights(shape, there)
-            seconds += share * caches * share_near / 1e9 / rate.cache_read_gbs
-            seconds += share * _answer_s(shape, settings, device, backend, rate, depth)
+                own += rate.unpack_s * packed_weights(shape, there)
+            own += _answer_s(shape, settings, device, backend, rate, depth)
+            seconds += share * slowed(own, depth, device, backend, shape.architecture, is_prompt=False)
         if len(self.devices) > 1:
             seconds /= SPLIT_EFFICIENCY
         if near < whole and self.cpu is not None:
@@ -544,7 +545,8 @@ def _prompt_s(
     seconds += rate.prompt_token_s + linear * rate.prompt_linear_s + wide * rate.prompt_wide_s
     whole = weights / 1e9 * (1.0 if shape.experts else DENSE_PIECE)
     of_piece = whole * rate.piece_gb_s + len(shape.layers) * rate.piece_layer_s
-    return seconds + (of_piece + cache_read(shape, settings, depth) / 1e9 * rate.piece_cache_gb_s) / piece
+    seconds += (of_piece + cache_read(shape, settings, depth) / 1e9 * rate.piece_cache_gb_s) / piece
+    return slowed(seconds, depth, device, backend, shape.architecture, is_prompt=True)
 
 
 def _experts_s(

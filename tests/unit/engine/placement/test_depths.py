@@ -253,6 +253,18 @@ def test_the_published_run_of_a_chip_is_met_by_the_rates_of_its_larger_relative(
     assert prompt < 0.9 * times["gfx1151-8060s"][0]
 
 
+def test_published_runs_count_in_proportion_to_the_memory_of_this_computer():
+    """The same chip is sold with faster memory: Ryzen AI Max 400, with LPDDR5X-8533, and no published run."""
+    halo = opened("sh-framework-desktop-linux").device("igpu")
+    usual = rates(halo, "vulkan")
+    for gbs in (273.0, 128.0):
+        changed = rates(replace(halo, memory=replace(halo.memory, bandwidth_gbs=gbs)), "vulkan")
+        assert changed.gbs == pytest.approx(usual.gbs * gbs / 256)
+        assert changed.cache_gbs == pytest.approx(usual.cache_gbs * gbs / 256)
+        assert changed.gflops == usual.gflops
+    assert rates(replace(halo, memory=Memory(unified=True)), "vulkan") == usual
+
+
 def test_measured_points_replace_the_forecast_and_grow_with_it():
     def forecast(depth):
         return 1.0 + depth / 1000

@@ -128,3 +128,23 @@ def test_a_small_model_of_the_same_make_computes_a_text_at_once_as_token_by_toke
         assert alone == pytest.approx(at_once, abs=0.02 * float(np.ptp(alone)))
     finally:
         loaded.close()
+
+
+@pytest.mark.parametrize(
+    ("backend", "decode", "prompt"), [("vulkan", (9.1, 8.5), (107, 28)), ("rocm", (16.2, 11.4), (229, 70))]
+)
+def test_an_architecture_without_kernels_of_its_own_is_slow_as_its_owners_say(headers, backend, decode, prompt):
+    """Source: kyuz0/amd-strix-halo-toolboxes, August 2026: DeepSeek-V4-Flash in IQ2_XXS, at 0 and at 64k."""
+    path, shape = headers["DeepSeek-V4-Flash"]
+    halo = opened("sh-framework-desktop-linux")
+    at = settings(path, shape, n_ctx=131_072, kv_cells=131_072, n_gpu_layers=-1, devices=("x",), n_ubatch=1024)
+    rule = Forecast(shape, at, ((halo.device("igpu"), backend, 1.0),), None)
+    for depth, decode_tok_s, prompt_tok_s in zip((1, 65_536), decode, prompt, strict=True):
+        assert 1 / rule.decode_s(depth) == pytest.approx(decode_tok_s, rel=0.05)
+        assert 1 / rule.prompt_s(depth) == pytest.approx(prompt_tok_s, rel=0.1)
+
+
+def test_deepseek_runs_on_rocm_where_both_backends_are(headers):
+    _, shape = headers["DeepSeek-V4-Flash"]
+    placement = placed_on(opened("sh-framework-desktop-linux"), shape)(PlacementLimits(max_ctx=65_536))
+    assert placement.backend == "rocm"
