@@ -313,17 +313,24 @@ def carry_out(own: "dict[str, str]", rest: "list[str]") -> int:
     return run([venv_python(), "-m", "pytest", *whole, *rest[1:], *quick])
 
 
-def suited_python() -> str:
+def named_python(minor: int, system: str = os.name) -> "list[str]":
+    """The command that starts a Python of this version: by its name, on Windows by Python's launcher."""
+    return ["py", "-3.{}".format(minor)] if system == "nt" else ["python3.{}".format(minor)]
+
+
+def suited_python(system: str = os.name) -> str:
     """Path of a Python on this computer that has wheels of all packages, the newest first; "" if there is none."""
     for minor in range(NEWEST[1], OLDEST[1] - 1, -1):
-        path = shutil.which("python3.{}".format(minor))
+        name, *options = named_python(minor, system)
+        path = shutil.which(name)
         if path is None:
             continue
         # Version managers leave programs of this name behind that only print an error.
-        query = [path, "-c", "import sys; print(sys.version_info[1])"]
+        query = [path, *options, "-c", "import sys; print(sys.version_info[1], sys.executable)"]
         done = subprocess.run(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
-        if done.returncode == 0 and done.stdout.strip() == str(minor).encode():
-            return path
+        version, _, executable = done.stdout.decode(errors="replace").strip().partition(" ")
+        if done.returncode == 0 and version == str(minor):
+            return executable if options else path
     return ""
 
 
@@ -334,9 +341,9 @@ def with_other_python() -> int:
     if not path:
         sys.stderr.write(
             "Tessera needs Python 3.{} to 3.{}; this is {} ({}).\n"
-            "Install one of them and run it by name, such as: python3.{} start.py\n"
+            "Install one of them and run it by name, such as: {} start.py\n"
             "If your system has none, uv brings one: uv python install 3.{}\n".format(
-                OLDEST[1], NEWEST[1], here, sys.executable, NEWEST[1], NEWEST[1]
+                OLDEST[1], NEWEST[1], here, sys.executable, " ".join(named_python(NEWEST[1])), NEWEST[1]
             )
         )
         return 2

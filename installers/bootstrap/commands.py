@@ -1,12 +1,16 @@
 """Starts the commands of set-up, mostly pip: none asks a question, and none continues after set-up has ended."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO
+
+# A line of `pip config list` for a setting that installs packages outside of the environment.
+_ELSEWHERE = re.compile(r"^(?:global|install|:env:)\.(target|prefix|root)='(.+)'$", re.MULTILINE)
 
 
 def pip(python: str, *arguments: str) -> list[str]:
@@ -22,6 +26,13 @@ def variables(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """
     own = {"PIP_USER": "0", "PIP_NO_INPUT": "1"}
     return {"PIP_KEYRING_PROVIDER": "subprocess", **os.environ, **own, **(extra or {})}
+
+
+def settings_elsewhere(python: str) -> list[str]:
+    """Pip's settings that install packages outside of its environment, such as "prefix = /usr/local"."""
+    command = pip(python, "config", "list")
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=variables())
+    return [f"{name} = {value}" for name, value in _ELSEWHERE.findall(done.stdout)]
 
 
 def start(

@@ -56,6 +56,7 @@ def make(
             # An incomplete environment, or one of a Python that was removed, would otherwise stay without pip.
             commands.run([sys.executable, "-m", "venv", "--clear", venv])
         _forget_unfinished(venv)
+        _check_settings(python)
         also = " and the chat model, 94 MiB" if chat_model else ""
         _say(2, f"installing build tools, and meanwhile packages{also}")
         with contextlib.ExitStack() as downloads:
@@ -137,6 +138,15 @@ def _forget_unfinished(venv: str) -> None:
         for record in glob.glob(os.path.join(glob.escape(venv), folder, "site-packages", "*.dist-info")):
             if not os.path.exists(os.path.join(record, "INSTALLER")):
                 shutil.rmtree(record, ignore_errors=True)
+
+
+def _check_settings(python: str) -> None:
+    """Raises: RuntimeError: pip would report success, and the packages would be missing in the environment."""
+    if elsewhere := commands.settings_elsewhere(python):
+        raise RuntimeError(
+            f"pip's settings install packages outside of Tessera's environment: {', '.join(elsewhere)}.\n"
+            "Remove them from pip.conf or from the environment variables (PIP_TARGET and so on)."
+        )
 
 
 def _little_space(*folders: str) -> list[str]:

@@ -180,6 +180,8 @@ def provide(*, gui: bool, compiler: bool, allowed: bool, tests: bool = False, ve
     """
     if sys.platform == "darwin":
         return _provide_macos(compiler=compiler)
+    if sys.platform == "win32":
+        return _provide_windows(compiler=compiler)
     if sys.platform != "linux":
         return True
     needs = missing(gui=gui, compiler=compiler, tests=tests, venv=venv)
@@ -223,3 +225,33 @@ def _provide_macos(*, compiler: bool) -> bool:
         show("A compiler is missing. Install Apple's with:\n    xcode-select --install\nand start again.")
         return False
     return True
+
+
+# Microsoft's compiler with the Windows SDK, as a command for any terminal of Windows 10 and 11.
+_BUILD_TOOLS = (
+    "winget install Microsoft.VisualStudio.2022.BuildTools --override "
+    '"--passive --wait --add Microsoft.VisualStudio.Workload.VCTools --includeRecommended"'
+)
+
+
+def _provide_windows(*, compiler: bool) -> bool:
+    if compiler and not _has_windows_compiler():
+        show(f"A C++ compiler is missing. Install Microsoft's with:\n    {_BUILD_TOOLS}\nand start again.")
+        return False
+    return True
+
+
+def _has_windows_compiler() -> bool:
+    """Whether CMake finds a compiler: a program in the PATH, or Visual Studio's, which is in no PATH."""
+    if os.environ.get("CXX") or any(shutil.which(name) for name in ("cl", "clang-cl", "clang++", "g++")):
+        return True
+    programs = os.environ.get("PROGRAMFILES(X86)", r"C:\Program Files (x86)")
+    lister = os.path.join(programs, "Microsoft Visual Studio", "Installer", "vswhere.exe")
+    try:
+        command = [lister, "-products", "*", "-property", "installationPath"]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    except OSError:
+        return False
+    return any(
+        glob.glob(os.path.join(glob.escape(path), "VC", "Tools", "MSVC", "*")) for path in done.stdout.splitlines()
+    )

@@ -21,7 +21,7 @@ import pytest
 
 from app.cli.main import cli
 from devices.distribution import parsed
-from installers.bootstrap import environment, kernels, model, system
+from installers.bootstrap import commands, environment, kernels, model, system
 from tests.support.servers import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -139,6 +139,31 @@ def test_a_start_after_one_that_failed_makes_the_environment_anew(sources, tmp_p
     assert code == 0, capsys.readouterr().out
     assert environment.has_pip(str(made / "bin" / "python"))
     assert not (made / "left.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("section", "variable", "named"),
+    [
+        ("[global]\ntarget = /data/x\n", "", ["target = /data/x"]),
+        ("[install]\nprefix = /usr/local\n", "", ["prefix = /usr/local"]),
+        ("[global]\nindex-url = https://example.org/simple\n[download]\nprefer-binary = true\n", "", []),
+        ("", "/data/y", ["target = /data/y"]),
+    ],
+)
+def test_settings_that_install_elsewhere_are_named_first(section, variable, named, tmp_path, monkeypatch, capsys):
+    """pip reports success then, and the next step finds no package."""
+    (tmp_path / "pip.conf").write_text(section)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    if variable:
+        monkeypatch.setenv("PIP_TARGET", variable)
+    assert commands.settings_elsewhere(sys.executable) == named
+    if named:
+        monkeypatch.setattr(system, "provide", lambda **_needs: True)
+        monkeypatch.setattr(environment, "has_pip", lambda _python: True)
+        monkeypatch.setattr(commands, "pip", lambda _python, *rest: [sys.executable, "-m", "pip", *rest])
+        given = {"gui": False, "system_packages": False, "wheels": str(tmp_path), "chat_model": False}
+        assert environment.make(root=str(tmp_path), venv=str(tmp_path / "v"), lock="base.txt", **given) == 4
+        assert f"outside of Tessera's environment: {named[0]}." in capsys.readouterr().out
 
 
 def processes_of(folder: Path) -> list[str]:

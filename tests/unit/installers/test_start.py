@@ -62,6 +62,20 @@ def test_another_python_of_this_computer_is_used_by_itself(version, tmp_path):
     assert done.stdout.startswith("tessera, version ")
 
 
+@pytest.mark.process
+def test_on_windows_another_python_is_found_by_pythons_launcher(start, monkeypatch, tmp_path, capsys):
+    """`python3.13` is no program there; the launcher `py` starts the newest Python, perhaps one that is too new."""
+    launcher = tmp_path / "py"
+    answer = "case $1 in -3.13) echo 13 C:/Python313/python.exe;; *) exit 103;; esac"
+    launcher.write_text(f"#!/bin/sh\n{answer}\n")
+    launcher.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert start.suited_python("nt") == "C:/Python313/python.exe"
+    launcher.unlink()
+    assert start.suited_python("nt") == ""
+    assert start.named_python(14, "nt") == ["py", "-3.14"]
+
+
 def test_start_py_parses_under_an_old_grammar():
     import ast
 
@@ -379,6 +393,29 @@ def test_a_system_of_images_is_told_its_own_way_and_not_changed(monkeypatch, cap
     assert not system.provide(gui=False, compiler=True, allowed=True, venv=False)
     said = capsys.readouterr().out
     assert [part for part in words if part not in said] == [], said
+
+
+@pytest.mark.process
+def test_windows_without_a_compiler_is_told_before_anything_is_downloaded(monkeypatch, capsys, tmp_path):
+    """Visual Studio's compiler is in no PATH, but its installer knows where it is."""
+    lister = tmp_path / "Microsoft Visual Studio" / "Installer" / "vswhere.exe"
+    studio = tmp_path / "2022 [BuildTools]"
+    monkeypatch.setattr(system.sys, "platform", "win32")
+    monkeypatch.setattr(system.shutil, "which", lambda _name: None)
+    monkeypatch.setenv("PROGRAMFILES(X86)", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert not system.provide(gui=True, compiler=True, allowed=True)
+    assert "winget install Microsoft.VisualStudio.2022.BuildTools" in capsys.readouterr().out
+    lister.parent.mkdir(parents=True)
+    lister.write_text(f"#!/bin/sh\necho '{studio}'\n")
+    lister.chmod(0o755)
+    assert not system.provide(gui=True, compiler=True, allowed=True), "Visual Studio without C++"
+    (studio / "VC" / "Tools" / "MSVC" / "14.44.35207").mkdir(parents=True)
+    assert system.provide(gui=True, compiler=True, allowed=True)
+    lister.unlink()
+    assert system.provide(gui=True, compiler=False, allowed=True), "ready-made wheels need none"
+    monkeypatch.setattr(system.shutil, "which", lambda name: name if name == "g++" else None)
+    assert system.provide(gui=True, compiler=True, allowed=True)
 
 
 def test_a_library_is_there_if_the_loader_finds_it():
