@@ -300,12 +300,7 @@ class Ledger:
         if device is None:
             return 0
         with self._lock:
-            free = self._free(machine, exclude)
-        return (
-            sum(free.get(pool, 0) for pool in _drawn_pools(device))
-            if device.kind != "igpu"
-            else _igpu(device, free)
-        )
+            return _on_device(device, self._free(machine, exclude))
 
     def reservations(self) -> tuple[Reservation, ...]:
         """Current reservations, with new measurements if the process is known."""
@@ -318,21 +313,26 @@ class Ledger:
         return pools(machine or self._read_machine())
 
     def _free(self, machine: Machine, exclude: str) -> dict[str, int]:
-        """Pool id → bytes that a new load may take."""
-        free = {pool.id: pool.free_bytes - pool.reserve_bytes for pool in pools(machine)}
+        """Pool id → bytes that a new load may take; also what drivers let integrated GPUs map of RAM."""
+        capacities, free, unread = _without_loads(machine)
         for reservation in self._by_owner.values():
+            memory = self._measure(reservation.pid) if reservation.pid else None
+            is_loaded, mapped = reservation.measured is not None, _mapped(reservation, machine)
+            on_gpus = sum(mapped.values()) if is_loaded else 0
+            drawn = {**reservation.drawn, **mapped}
+            of_process = max(0, drawn.pop(RAM, 0) - on_gpus)
+            # What drivers count as used by this load. A load that replaces it can use that, and its process's part.
+            counted = {pool for pool in drawn.keys() & free.keys() if is_loaded and pool not in unread}
             if reservation.owner == exclude:
-                # A load that replaces it can use what its process holds now, which the system counts as used.
-                now = self._measure(reservation.pid) if reservation.pid else None
-                free[RAM] = free.get(RAM, 0) + (now.anonymous_bytes if now is not None else 0)
+                back = {pool: drawn[pool] for pool in counted}
+                back[RAM] = on_gpus + (memory.anonymous_bytes if memory is not None else 0)
+                for pool, num_bytes in back.items():
+                    free[pool] = min(capacities.get(pool, 0), free.get(pool, 0) + num_bytes)
                 continue
             # Measured again: a cache becomes resident as it fills, so less is outstanding than at the load.
-            memory = (self._measure(reservation.pid) if reservation.pid else None) or reservation.measured
-            for pool, drawn in reservation.drawn.items():
-                if pool == RAM:
-                    free[RAM] = free.get(RAM, 0) - _outstanding(reservation, drawn, memory)
-                elif reservation.measured is None:  # a GPU's free memory already reflects a finished load
-                    free[pool] = free.get(pool, 0) - drawn
+            free[RAM] = free.get(RAM, 0) - _outstanding(reservation, of_process, memory or reservation.measured)
+            for pool in (drawn.keys() & free.keys()) - counted:
+                free[pool] -= drawn[pool]
         return {pool: max(0, num_bytes) for pool, num_bytes in free.items()}
 
     def _draw(self, machine: Machine, amounts: Mapping[str, DeviceBytes], exclude: str) -> dict[str, int]:
@@ -343,9 +343,7 @@ class Ledger:
             needed = amount.total_bytes
             if device is None:
                 raise PoolExceeded(device_id, needed, 0, {})
-            available = (
-                _igpu(device, free) if device.kind == "igpu" else sum(free.get(p, 0) for p in _drawn_pools(device))
-            )
+            available = _on_device(device, free)
             if needed > available:
                 raise PoolExceeded(
                     device_id, needed, available, {r.owner: r.predicted_bytes for r in self._by_owner.values()}
@@ -365,13 +363,49 @@ def _drawn_pools(device: Device) -> tuple[str, ...]:
     return (pool_of(device), RAM) if device.kind == "igpu" else (RAM,)
 
 
-def _igpu(device: Device, free: Mapping[str, int]) -> int:
-    """Free memory of a unified GPU: its carve-out, and RAM up to the driver's limit."""
-    memory = device.memory
-    ceiling = free.get(RAM, 0)
-    if memory.shared_limit_bytes is not None:
-        ceiling = min(ceiling, max(0, memory.shared_limit_bytes - (memory.shared_used_bytes or 0)))
-    return free.get(pool_of(device), 0) + ceiling
+def _on_device(device: Device, free: Mapping[str, int]) -> int:
+    """Free memory of a device; of a unified GPU its carve-out, and RAM up to the driver's limit."""
+    if device.kind != "igpu":
+        return sum(free.get(pool, 0) for pool in _drawn_pools(device))
+    return free.get(pool_of(device), 0) + min(free.get(RAM, 0), free.get(_mapped_by(device), free.get(RAM, 0)))
+
+
+def _mapped_by(device: Device) -> str:
+    """Name of the part of RAM that an integrated GPU's driver lets it map (GTT, DXGI shared memory)."""
+    return f"mapped:{device.id}"
+
+
+def _without_loads(machine: Machine) -> tuple[dict[str, int], dict[str, int], set[str]]:
+    """By pool, and by what integrated GPUs may map: capacity and free bytes; and those whose use nobody reports."""
+    capacities = {pool.id: pool.capacity_bytes - pool.reserve_bytes for pool in pools(machine)}
+    free = {pool.id: pool.free_bytes - pool.reserve_bytes for pool in pools(machine)}
+    unread = set()
+    for device in machine.devices:
+        memory = device.memory
+        if device.kind in {"igpu", "dgpu"} and memory.dedicated_used_bytes is None:
+            unread.add(pool_of(device))
+        if device.kind == "igpu" and memory.shared_limit_bytes is not None:
+            name, used = _mapped_by(device), memory.shared_used_bytes
+            capacities[name], free[name] = memory.shared_limit_bytes, memory.shared_limit_bytes - (used or 0)
+            unread |= {name} if used is None else set()
+    return capacities, free, unread
+
+
+def _mapped(reservation: Reservation, machine: Machine) -> dict[str, int]:
+    """RAM that integrated GPUs take for a load, beyond their carve-outs, by `_mapped_by`.
+
+    After the load the system's free memory is without it, but the process does not show it. Source: Syllo/nvtop,
+    pull request 492: a model of 24 GiB is in the driver's accounts of the process (drm-memory-gtt) only. Apple's
+    GPUs and software renderers use memory of the process.
+    """
+    by_driver: dict[str, int] = {}
+    for device_id, amount in reservation.amounts.items():
+        device = machine.device(device_id)
+        if device is not None and device.kind == "igpu" and device.vendor not in IN_PROCESS:
+            by_driver[_mapped_by(device)] = max(
+                0, amount.anonymous_bytes - reservation.drawn.get(pool_of(device), 0)
+            )
+    return by_driver
 
 
 def _outstanding(reservation: Reservation, drawn: int, memory: ProcessMemory | None) -> int:
@@ -385,6 +419,9 @@ def _outstanding(reservation: Reservation, drawn: int, memory: ProcessMemory | N
     anonymous = max(0, drawn - mapped)
     return max(0, anonymous - memory.anonymous_bytes) + min(mapped, drawn)
 
+
+# Vendors of integrated GPUs whose buffers are memory of the process that allocates them.
+IN_PROCESS = frozenset({"Apple", "software"})
 
 # The physical memory of a machine as pools that are never counted twice.
 

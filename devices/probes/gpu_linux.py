@@ -207,13 +207,13 @@ def _without_driver(host: Host, f: PciFunction, vendor: str) -> tuple[State, str
 
 def _blocking_parameters(words: list[str], modules: tuple[str, ...]) -> str:
     """The kernel parameters that keep these drivers from every GPU; NVIDIA's own ignores nomodeset."""
-    blocking = [word for word in words if word == "nomodeset" and "nvidia" not in modules]
+    words_off = [word for word in words if word == "nomodeset" and "nvidia" not in modules]
     for word in words:
         name, _, value = word.partition("=")
         is_list = name in BLACKLISTS and set(modules) & set(value.split(","))
         if is_list or (value == "0" and name in {f"{module}.modeset" for module in modules}):
-            blocking.append(word)
-    return " ".join(blocking)
+            words_off.append(word)
+    return " ".join(words_off)
 
 
 def _firmware_command(host: Host, module: str) -> str:
@@ -263,9 +263,9 @@ def unified_memory(
     return Memory(
         physical_bytes=physical,
         dedicated_bytes=carve,
-        dedicated_used_bytes=None if carve is None else min(carve_used or 0, carve),
+        dedicated_used_bytes=None if carve is None or carve_used is None else min(carve_used, carve),
         shared_limit_bytes=shared,
-        shared_used_bytes=None if shared is None else min(shared_used or 0, shared),
+        shared_used_bytes=None if shared is None or shared_used is None else min(shared_used, shared),
         available_bytes=available,
         unified=True,
         bandwidth_gbs=ram.bandwidth_gbs,

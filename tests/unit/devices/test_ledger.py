@@ -137,6 +137,75 @@ def test_a_gpu_whose_free_memory_is_without_a_load_does_not_lose_it_again():
     assert before - book.available(gpu) == 4 * GIB
 
 
+def loaded_on(machine, gpu, num_bytes):
+    """The machine after a load on its integrated GPU: less memory is free, and its driver reports more as used."""
+    memory = gpu.memory
+    carve_out = memory.dedicated_bytes - (memory.dedicated_used_bytes or 0)
+    of_ram = max(0, num_bytes - carve_out)
+    if memory.dedicated_used_bytes is not None:
+        used = memory.dedicated_used_bytes + min(num_bytes, carve_out)
+        memory = replace(memory, dedicated_used_bytes=used, shared_used_bytes=memory.shared_used_bytes + of_ram)
+    changed = tuple(replace(d, memory=memory) if d is gpu else d for d in machine.devices)
+    ram = replace(machine.memory, available_bytes=machine.memory.available_bytes - of_ram)
+    return replace(machine, devices=changed, memory=ram)
+
+
+def test_a_model_on_an_integrated_gpu_is_subtracted_once():
+    """Its process shows none of its 40 GiB: they are the driver's, and are missing in the free memory already."""
+    machine = [HALO]
+    book = Ledger(lambda: machine[0], measure=lambda pid: held())
+    before, whole = book.available("cpu"), book.available(IGPU)
+    book.reserve("model", {IGPU: DeviceBytes(40 * GIB)})
+    reserved = book.available("cpu"), book.available(IGPU)
+    assert whole - reserved[1] == 40 * GIB
+    machine[0] = loaded_on(HALO, HALO.device(IGPU), 40 * GIB)
+    book.attach("model", 4242, held())
+    assert (book.available("cpu"), book.available(IGPU)) == reserved
+    in_its_place = book.available("cpu", exclude="model"), book.available(IGPU, exclude="model")
+    assert in_its_place == (before, whole)
+    book.reserve("second", {IGPU: DeviceBytes(30 * GIB)})
+    assert book.available(IGPU, exclude="model") == whole - 30 * GIB
+
+
+def test_two_loads_at_once_share_the_drivers_ceiling():
+    igpu = HALO.device(IGPU)
+    lowered = replace(igpu, memory=replace(igpu.memory, shared_limit_bytes=62 * GIB))
+    book = ledger(replace(HALO, devices=tuple(lowered if d is igpu else d for d in HALO.devices)))
+    book.reserve("first", {IGPU: DeviceBytes(40 * GIB)})
+    with pytest.raises(PoolExceeded):
+        book.reserve("second", {IGPU: DeviceBytes(40 * GIB)})
+
+
+@pytest.mark.parametrize("name", ["sh-windows-dxgi-discrete", "arl-h-win"])
+def test_where_no_driver_reports_what_is_used_a_loaded_model_stays_subtracted(name):
+    """DXGI tells the sizes of a GPU's memory only."""
+    machine = [MACHINES[name]]
+    gpu = next(d for d in machine[0].devices if d.kind == "igpu")
+    book = Ledger(lambda: machine[0], measure=lambda pid: held())
+    whole = book.available(gpu.id)
+    size = whole * 3 // 5
+    book.reserve("model", {gpu.id: DeviceBytes(size)})
+    machine[0] = loaded_on(machine[0], gpu, size)
+    book.attach("model", 4242, held())
+    with pytest.raises(PoolExceeded):
+        book.reserve("second", {gpu.id: DeviceBytes(size)})
+    assert book.available(gpu.id, exclude="model") == pytest.approx(whole, abs=GIB // 4)
+
+
+def test_a_model_can_be_replaced_by_a_larger_one_on_its_card():
+    """The card's free memory is without the model that is to be replaced, for example by one with more context."""
+    machine, gpu = [HYBRID], "0000:01:00.0"
+    book = Ledger(lambda: machine[0], measure=lambda pid: held(anonymous=GIB))
+    whole = book.available(gpu)
+    book.reserve("model", {gpu: DeviceBytes(4 * GIB)})
+    card = HYBRID.device(gpu)
+    less = replace(card, memory=replace(card.memory, available_bytes=card.memory.available_bytes - 4 * GIB))
+    machine[0] = replace(HYBRID, devices=tuple(less if d is card else d for d in HYBRID.devices))
+    book.attach("model", 4242, held(anonymous=GIB))
+    assert book.available(gpu, exclude="model") == whole
+    book.check({gpu: DeviceBytes(whole)}, exclude="model")
+
+
 def test_mapped_weights_stay_counted_although_the_system_calls_them_available():
     book = ledger(HYBRID, measure=lambda pid: held(anonymous=GIB, mapped=5 * GIB))
     before = book.available("cpu")
