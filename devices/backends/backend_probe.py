@@ -14,6 +14,7 @@ from devices import install_hints, types
 from devices.as_json import backend_reports, to_json
 from devices.atomic_file import write_atomically
 from devices.backends import cpu_kernels, libraries, openvino
+from devices.backends.libraries import DRIVER_MARKS, file_facts
 from devices.child import ProbeOutcome, run_child
 from devices.child_command import child_command
 from devices.msgspec_lock import learned
@@ -120,12 +121,7 @@ def _cache_key(machine: Machine, trial: ProbeSpec) -> str:
     """Key of all that the result depends on: libraries, drivers, kernel, boot, visibility settings."""
     facts: list[object] = [trial.backend, machine.kernel, machine.arch, sys.version]
     facts += [(d.id, d.driver, d.driver_version, d.state) for d in machine.devices]
-    for path in trial.files:
-        try:
-            status = path.stat()
-            facts.append((path.name, status.st_size, status.st_mtime_ns))
-        except OSError:
-            facts.append(path.name)
+    facts += file_facts((*trial.files, *DRIVER_MARKS))
     try:
         facts.append(Path(BOOT_ID).read_text(encoding="ascii"))
     except (OSError, UnicodeDecodeError):

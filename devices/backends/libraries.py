@@ -1,9 +1,11 @@
 """Known backend libraries, and where they are installed."""
 
+import contextlib
 import ctypes
 import importlib.util
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -12,6 +14,8 @@ from devices.llama_cpp_versions.folder import package_folder
 
 LIBRARY = re.compile(r"^(?:lib)?ggml-([a-z0-9_.-]+?)(?:\.so|\.dll|\.dylib)\Z")
 NOT_BACKENDS = ("base",)
+# Files that change with drivers: the loader's cache, and the lists of Vulkan drivers.
+DRIVER_MARKS = ("/etc/ld.so.cache", *(f"{folder}/vulkan/icd.d" for folder in ("/usr/share", "/etc")))
 
 
 class Backend(msgspec.Struct, frozen=True):
@@ -105,3 +109,13 @@ def has_onnxruntime() -> bool:
         return importlib.util.find_spec("onnxruntime") is not None
     except (ImportError, ValueError):
         return False
+
+
+def file_facts(paths: Iterable[str | Path]) -> list[tuple[str, int, int]]:
+    """Path, time of change and size of the files and folders that exist."""
+    facts = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            status = Path(path).stat()
+            facts.append((str(path), status.st_mtime_ns, status.st_size))
+    return facts

@@ -4,7 +4,6 @@
 machine and its drivers are unchanged.
 """
 
-import contextlib
 import hashlib
 import logging
 import os
@@ -14,7 +13,7 @@ from typing import Final
 import msgspec
 
 from devices.atomic_file import write_atomically
-from devices.backends.libraries import BACKENDS, Backend
+from devices.backends.libraries import BACKENDS, DRIVER_MARKS, Backend, file_facts
 from devices.errors import PackRefused
 from devices.kernel_packs.folder import installed_headers, packs_folder
 from devices.kernel_packs.install import install
@@ -25,8 +24,6 @@ from devices.types import Machine
 
 ASSETS: Final = Path(__file__).resolve().parents[2] / "assets" / "kernels"
 TRIED: Final = "tried.json"
-# Files that change with drivers: the loader's cache, and the lists of Vulkan drivers.
-DRIVER_MARKS: Final = ("/etc/ld.so.cache", *(f"{folder}/vulkan/icd.d" for folder in ("/usr/share", "/etc")))
 # With one of these set, a backend also offers software devices, which no inventory lists.
 SOFTWARE_DEVICES: Final = {"vulkan": "GGML_VK_VISIBLE_DEVICES"}
 RENDER_NODES: Final = Path("/dev/dri")
@@ -119,10 +116,7 @@ def _fingerprint(machine: Machine, archive: Path) -> str:
     """Hash of everything that decides whether the archive can be installed: archive, devices, drivers."""
     facts: list[object] = [machine.kernel, installed_headers()]
     facts += [(d.id, d.state, d.driver, d.driver_version) for d in machine.devices]
-    for path in (archive, *map(Path, DRIVER_MARKS), RENDER_NODES):
-        with contextlib.suppress(OSError):
-            status = path.stat()
-            facts.append((str(path), status.st_mtime_ns, status.st_size))
+    facts += file_facts((archive, *DRIVER_MARKS, RENDER_NODES))
     facts += sorted((k, v) for k, v in os.environ.items() if k.startswith(("GGML_VK", "VK_")))
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from devices.backends import backend_probe
 from devices.backends.backend_probe import ProbeSpec, try_backends
 from devices.backends.libraries import library_folder
 from devices.child import PATIENCE
@@ -119,6 +120,19 @@ def test_failures_are_tried_again_and_successes_remembered(machine, tmp_path):
     for _ in range(2):
         try_backends(machine, cache, trials=(trial("works", source), trial("fails", failing)))
     assert sorted(counter.read_text()) == ["f", "f", "x"]
+
+
+def test_a_driver_that_was_installed_since_is_found_without_a_restart(machine, tmp_path, monkeypatch):
+    """The files that list drivers change with a driver's package, such as vulkan-radeon next to vulkan-intel."""
+    cache, ran, listed = tmp_path / "backends.json", tmp_path / "ran", tmp_path / "icd.d"
+    monkeypatch.setattr(backend_probe, "DRIVER_MARKS", (str(listed),))
+    tried = (trial("vulkan", f"open({str(ran)!r}, 'a').write('x'); print('{{\"devices\": []}}')"),)
+    for num_runs in (1, 1):
+        try_backends(machine, cache, trials=tried)
+        assert len(ran.read_text()) == num_runs
+    listed.mkdir()
+    try_backends(machine, cache, trials=tried)
+    assert len(ran.read_text()) == 2
 
 
 def test_an_unwritable_cache_costs_nothing_but_time(machine, tmp_path):
