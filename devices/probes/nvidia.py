@@ -32,6 +32,11 @@ def _listed(host: Host) -> dict[str, list[str]]:
     return {_short(row[0]): row for row in rows if len(row) == 6}
 
 
+def _readable(cell: str) -> str:
+    """A cell; empty if it is what nvidia-smi prints for values it cannot read: "[N/A]", "[Unknown Error]"."""
+    return "" if cell.startswith("[") else cell
+
+
 def _filled(device: Device, row: list[str] | None, ram: SystemMemory) -> Device:
     if row is None:
         return device
@@ -46,9 +51,9 @@ def _filled(device: Device, row: list[str] | None, ram: SystemMemory) -> Device:
         memory = replace(memory, physical_bytes=ram.total_bytes, unified=True)
     return replace(
         device,
-        name=row[1] or device.name,
+        name=_readable(row[1]) or device.name,
         memory=memory,
         arch=f"sm_{capability}" if capability.isdecimal() else device.arch,
-        driver_version=row[5] or device.driver_version,
+        driver_version=_readable(row[5]) or device.driver_version,
         evidence=(*device.evidence, Evidence(COMMAND[0], QUERY, ", ".join(row[1:]))),
     )

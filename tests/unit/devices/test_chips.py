@@ -472,6 +472,14 @@ def test_modules_that_share_a_channel_add_no_bandwidth(cpu, modules, bits, speed
     assert memory.bandwidth_gbs == pytest.approx(gbs, rel=0.001)
 
 
+def test_values_that_nvidia_smi_cannot_read_are_no_names():
+    found = card("NVIDIA GeForce RTX 4060", state="present", pci="0000:01:00.0", driver_version="570.1")
+    row = "00000000:01:00.0, [Unknown Error], [N/A], [GPU is lost], [N/A], [N/A]\n"
+    host = RecordedHost({"commands": {" ".join(COMMAND): {"returncode": 0, "stdout": row}}})
+    (after,) = with_nvidia_smi(host, (found,), SystemMemory())
+    assert (after.name, after.arch, after.driver_version, after.memory) == (found.name, "sm_89", "570.1", Memory())
+
+
 def test_nvidia_smi_does_not_hide_the_memory_that_an_integrated_gpu_shares():
     memory = Memory(64 << 30, 8 << 30, None, 45 << 30, unified=True)
     spark = Device("0000:01:00.0", "igpu", "NVIDIA", "NVIDIA N1X", "present", memory, pci="0000:01:00.0")
