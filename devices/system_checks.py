@@ -26,10 +26,13 @@ KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
 # Linux 7.1 needs ttm.pages_limit alone, 6.8 also amdgpu.gttsize. Source: kyuz0/amd-strix-halo-toolboxes, issue 98.
 TTM_ALONE_KERNEL = (7, 0)
 GTT_SHARE = 0.85
+# A higher ceiling than this share of the RAM that Linux has leaves nothing to the system.
+GTT_VISIBLE_SHARE = 0.9
 # Parameters that set the ceiling; if a name occurs twice, the kernel uses the last value.
 GTT_PARAMETERS = ("ttm.pages_limit=", "amdttm.pages_limit=", "amdgpu.gttsize=", "amdgpu.gtt_size=")
-# AMD CPUs with an NPU; of those with a number only, Phoenix and Hawk Point, and their later names.
-CPU_WITH_NPU = r"ryzen ai|ryzen [579] (pro )?[78]\d4\d|8[67]00g|ryzen [579] (pro )?2[2-7]0\b"
+# AMD CPUs with an NPU; of those with a number only, Phoenix and Hawk Point, and their later names. The HX and the
+# desktop ones with such numbers, as 7945HX and PRO 7745, have none.
+CPU_WITH_NPU = r"ryzen ai|ryzen [579] (pro )?[78]\d4\d(u|hs?)\b|8[67]00g|ryzen [579] (pro )?2[2-7]0\b"
 # Programs that run language models on AMD's NPU.
 NPU_ENGINES = ("/usr/bin/flm", "/usr/local/bin/flm", "/opt/fastflowlm/bin/flm")
 # The driver's watchdog in ms, perhaps one for each kind of queue; empty: the kernel's default.
@@ -146,7 +149,8 @@ def _gtt(host: Host, words: list[str], machine: Machine) -> list[Finding]:
     findings = []
     gpus = [d for d in machine.devices if d.kind == "igpu" and d.vendor == "AMD" and d.driver == "amdgpu"]
     physical = machine.memory.installed_bytes or 0
-    pages = int(physical * GTT_SHARE) // 4096
+    visible = machine.memory.total_bytes or physical  # without what firmware has set aside for the GPU
+    pages = int(min(physical * GTT_SHARE, visible * GTT_VISIBLE_SHARE)) // 4096
     parameters = f"ttm.pages_limit={pages}"
     if _release(machine) < TTM_ALONE_KERNEL:
         parameters = f"amdgpu.gttsize={pages * 4096 >> 20} {parameters}"

@@ -217,3 +217,33 @@ def test_soldered_memory_gets_no_advice_to_add_a_module(cpu, modules, width, kin
     machine = inventory(RecordedHost(recording))
     assert machine.memory.bandwidth_gbs == gbs
     assert any(finding.id == "single_channel" for finding in machine.findings) is has_advice
+
+
+def test_a_ceiling_for_the_gpu_is_never_above_the_memory_that_linux_has():
+    """Firmware has set 64 of 128 GiB aside: 85 % of the whole are more than Linux can give."""
+    recording = changed("sh-linux-carveout64", files={"/proc/cmdline": "quiet amdgpu.gtt_size=120000"})
+    machine = inventory(RecordedHost(recording))
+    fix = next(finding.fix for finding in machine.findings if finding.id == "gtt_size_misspelt")
+    pages = int(re.search(r"ttm\.pages_limit=(\d+)", fix)[1])
+    assert 0.8 < pages * 4096 / machine.memory.total_bytes <= 0.9
+
+
+@pytest.mark.parametrize(
+    ("cpu", "has_npu"),
+    [
+        ("AMD Ryzen 9 7945HX with Radeon Graphics", False),
+        ("AMD Ryzen 7 PRO 7745 8-Core Processor", False),
+        ("AMD Ryzen 7 7840HS w/ Radeon 780M Graphics", True),
+        ("AMD Ryzen 7 PRO 8840U w/ Radeon 780M Graphics", True),
+        ("AMD Ryzen 9 8945H w/ Radeon 780M Graphics", True),
+        ("AMD Ryzen 7 8700G w/ Radeon 780M Graphics", True),
+        ("AMD RYZEN AI MAX+ 395 w/ Radeon 8060S", True),
+    ],
+)
+def test_an_npu_is_missed_only_where_the_processor_has_one(cpu, has_npu):
+    recording = changed("nv-hybrid-addw4", files={"/proc/cmdline": "quiet amd_iommu=off"})
+    recording["files"]["/proc/cpuinfo"] = re.sub(
+        "model name\t: .*", f"model name\t: {cpu}", recording["files"]["/proc/cpuinfo"]
+    )
+    findings = inventory(RecordedHost(recording)).findings
+    assert any(finding.id == "amd_iommu_off" for finding in findings) is has_npu
