@@ -28,6 +28,10 @@ TTM_ALONE_KERNEL = (7, 0)
 GTT_SHARE = 0.85
 # A higher ceiling than this share of the RAM that Linux has leaves nothing to the system.
 GTT_VISIBLE_SHARE = 0.9
+# What stays for the system and other programs; only computers of 32 GB have less by the shares.
+GTT_REST_BYTES = 8 << 30
+# AMD's integrated GPUs with two compute units, slower than any CPU next to them.
+SMALLEST_GPUS = frozenset({"gfx1036", "gfx1037"})
 # Parameters that set the ceiling; if a name occurs twice, the kernel uses the last value.
 GTT_PARAMETERS = ("ttm.pages_limit=", "amdttm.pages_limit=", "amdgpu.gttsize=", "amdgpu.gtt_size=")
 # AMD CPUs with an NPU; of those with a number only, Phoenix and Hawk Point, and their later names. The HX and the
@@ -51,7 +55,8 @@ LOG_S = 2.0
 # Half of RAM is the kernel's default GTT limit, plus a tenth of tolerance for what firmware takes.
 DEFAULT_GTT_FRAC = 0.55
 SINGLE_CHANNEL_BITS = 64
-LARGE_RAM_BYTES = 48 << 30
+# A model of 35 billion parameters at 4 bits has 20 GB: more than half of 32 GB.
+LARGE_RAM_BYTES = 24 << 30
 
 
 def machine_findings(host: Host, machine: Machine) -> tuple[Finding, ...]:
@@ -150,7 +155,8 @@ def _gtt(host: Host, words: list[str], machine: Machine) -> list[Finding]:
     gpus = [d for d in machine.devices if d.kind == "igpu" and d.vendor == "AMD" and d.driver == "amdgpu"]
     physical = machine.memory.installed_bytes or 0
     visible = machine.memory.total_bytes or physical  # without what firmware has set aside for the GPU
-    pages = int(min(physical * GTT_SHARE, visible * GTT_VISIBLE_SHARE)) // 4096
+    usable = min(physical * GTT_SHARE, visible * GTT_VISIBLE_SHARE, physical - GTT_REST_BYTES)
+    pages = max(0, int(usable)) // 4096
     parameters = f"ttm.pages_limit={pages}"
     if _release(machine) < TTM_ALONE_KERNEL:
         parameters = f"amdgpu.gttsize={pages * 4096 >> 20} {parameters}"
@@ -168,7 +174,7 @@ def _gtt(host: Host, words: list[str], machine: Machine) -> list[Finding]:
         )
     for gpu in gpus:
         budget = gpu.memory.budget_bytes
-        if not budget or physical < LARGE_RAM_BYTES:
+        if not budget or physical < LARGE_RAM_BYTES or gpu.arch in SMALLEST_GPUS:
             continue
         if budget <= DEFAULT_GTT_FRAC * physical:
             findings.append(

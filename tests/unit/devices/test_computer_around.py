@@ -247,3 +247,30 @@ def test_an_npu_is_missed_only_where_the_processor_has_one(cpu, has_npu):
     )
     findings = inventory(RecordedHost(recording)).findings
     assert any(finding.id == "amd_iommu_off" for finding in findings) is has_npu
+
+
+@pytest.mark.parametrize(
+    ("gib", "pci", "limit_gib"),
+    [
+        (128, "1002:1586", 108),
+        (64, "1002:1586", 54),
+        (32, "1002:1586", 24),
+        (32, "1002:15BF", 24),
+        (16, "1002:1586", None),
+        (64, "1002:164E", None),
+    ],
+)
+def test_the_gpu_of_a_laptop_with_32_gb_may_use_more_than_half_too(gib, pci, limit_gib):
+    """Half of 32 GB holds no model of 35 billion parameters. The two units of a desktop processor run none."""
+    recording = changed(HALO, files={"/proc/cmdline": "quiet"})
+    files = recording["files"]
+    folder = next(path for path in files if path.endswith("/mem_info_gtt_total")).rpartition("/")[0]
+    files |= {f"{folder}/mem_info_gtt_total": str(gib << 29), f"{folder}/mem_info_vram_total": str(1 << 29)}
+    files["/proc/meminfo"] = f"MemTotal: {(gib << 20) - (1 << 19)} kB\nMemAvailable: {gib << 19} kB"
+    files[f"{folder}/uevent"] = files[f"{folder}/uevent"].replace("1002:1586", pci)
+    recording["files"] = {path: text for path, text in files.items() if not path.startswith("/sys/class/kfd")}
+    found = [finding for finding in inventory(RecordedHost(recording)).findings if finding.id == "gtt_at_default"]
+    assert bool(found) is (limit_gib is not None)
+    if found:
+        pages = int(re.search(r"ttm\.pages_limit=(\d+)", found[0].fix)[1])
+        assert pages * 4096 >> 30 == limit_gib
