@@ -102,7 +102,7 @@ class EngineFacade:
         from engine.library.hub.client import HubClient
 
         if fits and parameters is None:
-            parameters = f"max:{largest_parameters() / 1e9:.1f}B"
+            parameters = f"max:{largest_parameters(self.placer.machine_now()) / 1e9:.1f}B"
         return HubClient().search(text, parameters=parameters, **filters)
 
     def plan(self, repo: str, revision: str | None = None, *, refresh: bool = False) -> "RepoPlan":
@@ -156,7 +156,8 @@ class EngineFacade:
         sizes: dict[str, int] = {}
         while True:
             unavailable = frozenset(name for name, size in sizes.items() if not size)
-            proposals = propose(memory_bytes(), self.placer.expected_tok_s, unavailable)
+            budget = memory_bytes(self.placer.machine_now())
+            proposals = propose(budget, self.placer.expected_tok_s, unavailable)
             new = [each.starter for each in proposals if check and each.starter.id not in sizes]
             if not new:
                 break

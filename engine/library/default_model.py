@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 
 import psutil
 
+from devices.types import Machine
 from engine.core.paths import installed_models
 from engine.library.types import ModelEntry
 
@@ -45,11 +46,21 @@ _FRACTION = 0.8  # the rest is for the system and other programs
 _BYTES_PER_PARAMETER = 0.69  # 4.8 bits per weight, and 15 % for context and buffers
 
 
-def memory_bytes() -> int:
-    """Memory that models may use."""
-    return int(psutil.virtual_memory().total * _FRACTION)
+def memory_bytes(machine: Machine) -> int:
+    """Memory that a model may use: RAM within its limit, or that of a usable GPU if it is larger.
+
+    An integrated GPU's is larger than RAM if firmware has set most of the memory aside for it.
+    """
+    ram = machine.memory
+    total = ram.total_bytes or psutil.virtual_memory().total
+    sizes = [total if ram.limit_bytes is None else min(total, ram.limit_bytes)]
+    for device in machine.devices:
+        if device.kind in {"igpu", "dgpu"} and device.state == "usable":
+            own, whole = device.memory.dedicated_bytes or 0, device.memory.budget_bytes or 0
+            sizes.append(min(whole, own + sizes[0]) if device.memory.unified else whole)
+    return int(max(sizes) * _FRACTION)
 
 
-def largest_parameters() -> float:
+def largest_parameters(machine: Machine) -> float:
     """Parameters of the largest model that fits at about 4.8 bits per weight."""
-    return memory_bytes() / _BYTES_PER_PARAMETER
+    return memory_bytes(machine) / _BYTES_PER_PARAMETER
