@@ -20,6 +20,8 @@ from installers.bootstrap.progress import is_terminal, open_closed_streams, redr
 
 _STEP = re.compile(r"^\s*\[(\d+)/(\d+)\]")
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# An estimate: GCC takes up to about 1 GiB for llama.cpp's largest files.
+_COMPILER_BYTES = 1 << 30
 # Tessera's own CPU kernels for prompts, which are built together with llama.cpp.
 TILES = os.path.join(_ROOT, "engine", "kernels")
 # Changes of Vulkan's shaders, without which some glslc compiles wrong constants.
@@ -206,7 +208,7 @@ def _build(python: str, requirements: list[str], folder: str, work: str, beside:
     environment["CMAKE_ARGS"] = " ".join(filter(None, arguments))
     if users_arguments():
         show(f"  with your CMAKE_ARGS: {users_arguments()}")
-    environment.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
+    environment.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(compilers()))
     environment["PATH"] = os.path.dirname(python) + os.pathsep + environment.get("PATH", "")
     if sys.platform == "linux":
         for name in ("CFLAGS", "CXXFLAGS"):
@@ -230,6 +232,28 @@ def _build(python: str, requirements: list[str], folder: str, work: str, beside:
     final = os.path.join(folder, os.path.basename(built[0]))
     os.replace(built[0], final)  # only a finished wheel gets this name
     return final
+
+
+def compilers() -> int:
+    """How many compilers may run at once: one for each CPU, and for each GiB of free memory."""
+    allowed = getattr(os, "sched_getaffinity", None)  # Linux only
+    cpus = len(allowed(0)) if allowed is not None else os.cpu_count() or 1
+    sizes = [size for size in (_free_memory(), _container_limit()) if size is not None]
+    return max(1, min([cpus, *(size // _COMPILER_BYTES for size in sizes)]))
+
+
+def _free_memory() -> int | None:
+    with suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as info:
+        for line in info:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _container_limit() -> int | None:
+    with suppress(OSError, ValueError), open("/sys/fs/cgroup/memory.max", encoding="ascii") as limit:
+        return int(limit.read())  # "max" without a limit
+    return None
 
 
 def _show(line: str, started: float, beside: str) -> None:

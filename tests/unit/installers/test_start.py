@@ -395,6 +395,18 @@ def test_a_system_of_images_is_told_its_own_way_and_not_changed(monkeypatch, cap
     assert [part for part in words if part not in said] == [], said
 
 
+@pytest.mark.parametrize(
+    ("free", "limit", "count"),
+    [(None, None, 16), (64 << 30, None, 16), (6 << 30, None, 6), (6 << 30, 4 << 30, 4), (100 << 20, None, 1)],
+)
+def test_as_many_files_are_compiled_at_once_as_memory_allows(free, limit, count, monkeypatch):
+    """Each compiler takes up to 1 GiB: 16 of them do not fit on a laptop with 16 threads and 8 GB."""
+    monkeypatch.setattr(kernels, "_free_memory", lambda: free)
+    monkeypatch.setattr(kernels, "_container_limit", lambda: limit)
+    monkeypatch.setattr(kernels.os, "sched_getaffinity", lambda _pid: set(range(16)))
+    assert kernels.compilers() == count
+
+
 @pytest.mark.process
 def test_windows_without_a_compiler_is_told_before_anything_is_downloaded(monkeypatch, capsys, tmp_path):
     """Visual Studio's compiler is in no PATH, but its installer knows where it is."""
