@@ -276,6 +276,8 @@ def test_the_gpus_cores_are_read_from_its_driver():
         ("Intel(R) Core(TM) i3-N305", "intel-n"),
         ("Intel(R) Core(TM) 3 N350", "intel-n"),
         ("Intel(R) Celeron(R) N5105 @ 2.00GHz", "intel-n"),
+        ("Intel(R) Pentium(R) CPU  N3710  @ 1.60GHz", "intel-n"),
+        ("Intel(R) Atom(TM) x7425E", "intel-n"),
         ("Snapdragon(R) X Elite - X1E80100 - Qualcomm(R) Oryon(TM) CPU", "x1"),
         ("Snapdragon(R) X 10-core X1P64100 @ 3.40 GHz", "x1"),
         ("Snapdragon(R) X2 - X2E96100", "x2-elite-extreme"),
