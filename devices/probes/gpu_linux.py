@@ -198,6 +198,8 @@ def _without_driver(host: Host, f: PciFunction, vendor: str) -> tuple[State, str
     loaded = next((module for module in modules if host.access(f"/sys/module/{module}") != "absent"), None)
     if loaded is not None and vendor != "NVIDIA":
         hint = fix_hints.firmware(loaded, f.address, _firmware_command(host, loaded))
+        # Intel's drivers know the ids of coming GPUs, but use these only in a later kernel.
+        hint = fix_hints.INTEL_DRIVER if vendor == "Intel" else hint
         return "failed", f"the {loaded} driver is loaded but refused this GPU", hint
     system = distribution(host)
     if vendor == "NVIDIA":

@@ -102,6 +102,19 @@ def test_a_refused_gpu_is_told_the_command_for_its_firmware():
     assert "Update its firmware, `sudo pacman -S linux-firmware-amdgpu`, and reboot" in gpu_of(recording).fix_hint
 
 
+def test_a_new_intel_gpu_that_its_driver_refuses_needs_a_newer_kernel():
+    recording = changed("lnl-256v", files={"/proc/cmdline": "quiet"})
+    for section in ("files", "links"):
+        values = recording[section]
+        recording[section] = {path: value for path, value in values.items() if not path.endswith("02.0/driver")}
+    event = next(path for path in recording["files"] if path.endswith("02.0/uevent"))
+    recording["files"][event] = re.sub("DRIVER=.*\n", "", recording["files"][event])
+    recording["files"]["/sys/module/xe/initstate"] = "live"
+    gpu = gpu_of(recording)
+    assert (gpu.state, gpu.reason) == ("failed", "the xe driver is loaded but refused this GPU")
+    assert gpu.fix_hint.startswith("Update the kernel")
+
+
 @pytest.mark.parametrize(
     ("release", "command"),
     [
