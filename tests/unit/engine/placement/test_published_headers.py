@@ -148,3 +148,14 @@ def test_deepseek_runs_on_rocm_where_both_backends_are(headers):
     _, shape = headers["DeepSeek-V4-Flash"]
     placement = placed_on(opened("sh-framework-desktop-linux"), shape)(PlacementLimits(max_ctx=65_536))
     assert placement.backend == "rocm"
+
+
+@pytest.mark.parametrize(("backend", "decode", "deep"), [("vulkan", 27.8, 20.2), ("rocm", 18.4, 18.0)])
+def test_flash_next_writes_as_its_owners_say(headers, backend, decode, deep):
+    """Sources: halo-box/strix-llama.cpp#46, the mean of two builds at 48k; kyuz0/amd-strix-halo-toolboxes#125."""
+    path, shape = headers["Flash-Next"]
+    halo = opened("sh-framework-desktop-linux")
+    at = settings(path, shape, n_ctx=65_536, kv_cells=65_536, n_gpu_layers=-1, devices=("x",), n_ubatch=1024)
+    rule = Forecast(shape, at, ((halo.device("igpu"), backend, 1.0),), None)
+    assert 1 / rule.decode_s(1) == pytest.approx(decode, rel=0.05)
+    assert 1 / rule.decode_s(49_152) == pytest.approx(deep, rel=0.05)
