@@ -41,7 +41,7 @@ BANDWIDTH_CEILINGS: tuple[tuple[re.Pattern[str], float], ...] = tuple(
 CONTROLLER_BITS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), bits)
     for pattern, bits in (
-        # Intel's N series and, from memory, Wildcat Lake; AMD's Mendocino
+        # Intel's N series and Wildcat Lake, AMD's Mendocino
         (r"\bn\d{2,3}\b|core\(tm\) [3579] 3\d\d\b|ryzen [35] 7[35]20u|athlon \w+ 7[12]20[cu]", 64),
         (r"threadripper pro", 512),
         (r"threadripper|ryzen ai max", 256),
