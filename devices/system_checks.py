@@ -20,7 +20,6 @@ from devices.types import Device, Finding, Machine
 # Recorded with AMD Strix Halo: instability below 6.18.4; before 6.16.9 ROCm sees only 15.9 GiB.
 STABLE_GFX11_KERNEL = (6, 18, 4)
 WHOLE_MEMORY_KERNEL = (6, 16, 9)
-NEWER_KERNEL = "install a kernel of at least 6.18.4"
 # KFD's nodes; a `cwsr_size` among their properties shows the fix. Source: ROCm/TheRock, issue 2991.
 KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
 # Linux 7.1 needs ttm.pages_limit alone, 6.8 also amdgpu.gttsize. Source: kyuz0/amd-strix-halo-toolboxes, issue 98.
@@ -211,14 +210,17 @@ def _kernel(host: Host, words: list[str], machine: Machine) -> list[Finding]:
         return []
     meanwhile = set_kernel_parameters(host, "amdgpu.cwsr_enable=0")
     command = "" if is_container(host) else newer_kernel(distribution(host))
-    newer = f"{NEWER_KERNEL}: {command} && sudo reboot" if command else NEWER_KERNEL
+    if command:
+        change = f"install a kernel of at least 6.18.4: {command} && sudo reboot; until then: {meanwhile}"
+    else:
+        change = f"install a kernel of at least 6.18.4; until then: {meanwhile}"
     return [
         Finding(
             "kernel_too_old_for_gfx1151",
             "warning",
             f"Linux {machine.kernel} is too old for this GPU",
             "Before 6.18.4 it hangs under load, before 6.16.9 ROCm sees 15.9 GiB of memory only.",
-            f"{newer}; until then: {meanwhile}",
+            change,
             halo.id,
         )
     ]

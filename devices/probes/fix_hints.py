@@ -24,9 +24,14 @@ OUTSIDE_CONTAINER = "Install the GPU's driver and firmware on the computer itsel
 
 def firmware(module: str, address: str, command: str = "") -> str:
     """What to do when a driver refuses its device. `command` installs its firmware; empty if unknown."""
-    update = f"Update its firmware, `{command}`," if command else "Update linux-firmware"
+    seen = f"sudo dmesg | grep -e {module} -e {address}"
+    if command:
+        return (
+            f"Update its firmware, `{command}`, and reboot; `{seen}` shows what {module} "
+            "missed (error -22 or -2 is a missing firmware file)."
+        )
     return (
-        f"{update} and reboot; `sudo dmesg | grep -e {module} -e {address}` shows what {module} "
+        f"Update linux-firmware and reboot; `{seen}` shows what {module} "
         "missed (error -22 or -2 is a missing firmware file)."
     )
 
