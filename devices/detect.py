@@ -4,10 +4,9 @@ from msgspec.structs import replace
 
 from devices import types
 from devices.chips import with_chips
-from devices.distribution import distribution
+from devices.distribution import distribution, is_container
 from devices.host import Host, text
 from devices.power import meters
-from devices.probes.cgroup_limits import is_container
 from devices.probes.cpu import Cpu, probe_cpu
 from devices.probes.gpu_linux import linux_gpus
 from devices.probes.nvidia import with_nvidia_smi

@@ -198,13 +198,21 @@ def iommu_switches(parameters: list[str]) -> str:
     return " ".join(word for word in parameters if word in {"amd_iommu=off", "iommu=off"})
 
 
+def is_container(host: "Host") -> bool:
+    """Whether this process runs in a container, by the marks of the common engines."""
+    from devices.host import text
+
+    if host.access("/.dockerenv") != "absent" or host.access("/run/.containerenv") != "absent":
+        return True
+    # systemd writes this file in containers that it starts, such as LXC's and Proxmox's; WSL is not one of them.
+    return host.env("container") is not None or text(host, "/run/systemd/container") not in {"", "wsl"}
+
+
 def set_kernel_parameters(host: "Host", add: str = "", remove: str = "") -> str:
     """Commands that change the kernel command line for the next start, by boot loader.
 
     Both may have several parameters; those of `remove` are on the line now.
     """
-    from devices.probes.cgroup_limits import is_container
-
     system, old_words = distribution(host), remove.split()
     if is_container(host):
         return _change_by_hand(add, old_words, "the computer's kernel command line (outside this container)")

@@ -12,6 +12,7 @@ from devices.distribution import (
     Distribution,
     Family,
     distribution,
+    is_container,
     nvidia_driver,
     set_kernel_parameters,
 )
@@ -19,7 +20,6 @@ from devices.host import CommandResult, Host
 from devices.kernel_packs import bundled
 from devices.merge import merged
 from devices.probes import fix_hints
-from devices.probes.cgroup_limits import is_container
 from devices.types import BackendReport, Device, Machine
 
 # Debian and Ubuntu have the Vulkan headers (1.4) that ggml needs from this release on. Source: their package lists.

@@ -7,13 +7,13 @@ from devices.distribution import (
     amd_firmware,
     distribution,
     iommu_switches,
+    is_container,
     newer_kernel,
     npu_firmware,
     set_kernel_parameters,
 )
 from devices.environment import UNIFIED_MEMORY
 from devices.host import Host, text
-from devices.probes.cgroup_limits import is_container
 from devices.probes.ram import controller_bits
 from devices.types import Device, Finding, Machine
 

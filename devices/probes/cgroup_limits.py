@@ -79,11 +79,3 @@ def cpu_quota(host: Host) -> float | None:
                 )
             )
     return min((quota / period for quota, period in quotas if quota and period), default=None)
-
-
-def is_container(host: Host) -> bool:
-    """Whether this process runs in a container, by the marks of the common engines."""
-    if host.access("/.dockerenv") != "absent" or host.access("/run/.containerenv") != "absent":
-        return True
-    # systemd writes this file in containers that it starts, such as LXC's and Proxmox's; WSL is not one of them.
-    return host.env("container") is not None or text(host, "/run/systemd/container") not in {"", "wsl"}

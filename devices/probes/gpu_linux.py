@@ -4,10 +4,9 @@ import re
 
 from devices import types
 from devices.chips import GPU_CORES, LINK
-from devices.distribution import amd_firmware, distribution, nvidia_driver, set_kernel_parameters
+from devices.distribution import amd_firmware, distribution, is_container, nvidia_driver, set_kernel_parameters
 from devices.host import Host, fields, number, read_number, text
 from devices.probes import fix_hints, gpu_ids
-from devices.probes.cgroup_limits import is_container
 from devices.probes.pci import ADDRESS, BUS, PciFunction
 from devices.types import Device, Evidence, Memory, State, SystemMemory
 

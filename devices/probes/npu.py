@@ -5,10 +5,9 @@ import re
 import msgspec
 
 from devices import types
-from devices.distribution import iommu_switches, set_kernel_parameters
+from devices.distribution import iommu_switches, is_container, set_kernel_parameters
 from devices.host import Host, number, strings, text
 from devices.probes import fix_hints
-from devices.probes.cgroup_limits import is_container
 from devices.probes.pci import PciFunction
 from devices.types import Device, Evidence, Memory, State, SystemMemory
 

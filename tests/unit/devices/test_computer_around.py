@@ -6,9 +6,8 @@ import re
 import pytest
 
 from devices.detect import inventory
-from devices.distribution import newer_kernel, nvidia_driver, parsed, set_kernel_parameters
+from devices.distribution import is_container, newer_kernel, nvidia_driver, parsed, set_kernel_parameters
 from devices.doctor import diagnose
-from devices.probes.cgroup_limits import is_container
 from devices.recording import RecordedHost
 from devices.report import recorded_report
 from tests.support.machines.machines import machines
