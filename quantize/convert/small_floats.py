@@ -54,6 +54,7 @@ FP8_TABLES: Final = {
     "F8_E4M3FNUZ": fp8_values(4, 8, "minus zero"),
     "F8_E5M2FNUZ": fp8_values(5, 16, "minus zero"),
 }
+INSTEAD: Final = "convert the original in 16 bits, from which this model was made"
 FLOAT_DTYPES: Final = ("F32", "F16", "BF16")
 
 

@@ -190,6 +190,37 @@ def awq():
     return tensors, {"quant_method": "awq", "bits": 4, "group_size": 32}, "F16", value
 
 
+def awq_by_rows():
+    """AutoAWQ's layout "gemv": zeros and scales have room for eight groups, of which two are used."""
+    codes, zeros = rng().integers(0, 16, (ROWS, COLUMNS)), rng().integers(0, 16, (ROWS, 8))
+    scales = rng().uniform(0.001, 0.02, (ROWS, 8)).astype(np.float16)
+    zeros[:, 2:], scales[:, 2:] = 0, 0
+    tensors: Stored = {
+        f"{BASE}.qweight": ("I32", nibbles(codes)),
+        f"{BASE}.qzeros": ("I32", nibbles(zeros)),
+        f"{BASE}.scales": ("F16", scales),
+    }
+    value = each(lambda r, c: np.float32(codes[r, c] - zeros[r, c // 32]) * np.float32(scales[r, c // 32]))
+    return tensors, {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}, "F16", value
+
+
+def pairs_of_rows(*, factors: bool):
+    """ModelOpt's signed 4 bits: two rows in a byte; `factors`: the inputs are multiplied first (AWQ)."""
+    codes, scales = rng().integers(-8, 8, (ROWS, COLUMNS)), rng().uniform(0.001, 0.02, (ROWS, 2)).astype(np.float32)
+    packed = (codes[0::2] & 15) | (codes[1::2] & 15) << 4
+    tensors: Stored = {
+        f"{BASE}.weight": ("U8", packed.astype(np.uint8)),
+        f"{BASE}.weight_scale": ("F32", scales),
+    }
+    inputs = np.ones(COLUMNS, np.float32)
+    if factors:
+        stored = bf16(rng().uniform(0.5, 2, COLUMNS))
+        tensors[f"{BASE}.pre_quant_scale"] = ("BF16", stored)
+        inputs = bf16_to_f32(stored)
+    value = each(lambda r, c: np.float32(codes[r, c]) * scales[r, c // 32] * inputs[c])
+    return tensors, {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "BF16", value
+
+
 def nf4(*, nested: bool):
     codes = rng().integers(0, 16, ROWS * COLUMNS)
     table = np.sort(rng().uniform(-1, 1, 16)).astype(np.float32)
@@ -332,7 +363,9 @@ def mlx(bits: int, *, own: bool = False):
 
 def of_torchao(made):
     tensors, _, dtype, value = made
-    names = {"weight": "_weight_qdata", "weight_scale": "_weight_scale"}
+    names = {
+        "weight": "_weight_qdata", "weight_scale": "_weight_scale", "weight_zero_point": "_weight_zero_point",
+    }  # fmt: skip
     renamed = {f"{BASE}.{names[name.rpartition('.')[2]]}": stored for name, stored in tensors.items()}
     return renamed, {"quant_method": "torchao"}, dtype, value
 
@@ -407,6 +440,7 @@ FORMATS = {
         gptq("gptq_v2"), checkpoint_format=None, format="gptq_v2"
     ),
     "AWQ": awq,
+    "AWQ, by rows": awq_by_rows,
     "AWQ, settings elsewhere": lambda: without_settings(awq()),
     "GPTQ, settings elsewhere": lambda: without_settings(gptq("gptq")),
     "AWQ of AutoRound": lambda: other_settings(
@@ -421,5 +455,9 @@ FORMATS = {
     "MLX, a layer with bits of its own": lambda: mlx(8, own=True),
     "BitNet": lambda: bitnet(factor=False),
     "BitNet, scale as a factor": lambda: bitnet(factor=True),
+    "ModelOpt, 4 bits": lambda: pairs_of_rows(factors=False),
+    "ModelOpt, 4 bits, factors of inputs": lambda: pairs_of_rows(factors=True),
+    "8 bits of torchao, rows": lambda: of_torchao(compressed_bytes()),
+    "8 bits of torchao, groups with zero points": lambda: of_torchao(bytes_in_groups(sorted_columns=False)),
     "FP8 of torchao, rows": lambda: of_torchao(fp8("weight_scale", (ROWS, 1), {}, lambda s, r, c: s[r, 0])),
 }

@@ -71,6 +71,13 @@ def without(name: str):
          "groups of 32 with scales of F8_E4M3"),
         ("MXFP4", retyped("weight_scale", "U8", np.ones((ROWS, 1), np.uint8)), UnsupportedModel, "groups of 64"),
         ("FP8, blocks", without("weight_scale_inv"), BadWeights, "its scale is missing"),
+        ("AWQ, by rows", retyped("scales", "F16", np.ones((ROWS, 1), np.float16)), BadWeights, ".48, 1. does not"),
+        ("AWQ, by rows", retyped("qzeros", "I32", np.ones((2, 8), np.int32)), BadWeights, "qzeros: .2, 8. do"),
+        ("AWQ, by rows", without("qzeros"), BadWeights, "qzeros: it is missing"),
+        ("ModelOpt, 4 bits", retyped("weight_scale_2", "F32", np.ones(1, np.float32)), UnsupportedModel,
+         "a second scale"),
+        ("ModelOpt, 4 bits, factors of inputs", retyped("pre_quant_scale", "F32", np.ones(3, np.float32)),
+         BadWeights, "factors for 64 columns"),
         ("MLX, 4 bits", without("biases"), BadWeights, "biases: .. does not divide"),
         ("bitsandbytes NF4", without("weight.quant_map"), BadWeights, "quant_map: it is missing"),
         ("bitsandbytes NF4, scales in 8 bits", without("weight.nested_quant_map"), BadWeights, "it is missing"),
@@ -88,7 +95,7 @@ def test_parts_that_do_not_fit_together_are_refused(made, change, error, words, 
     ("settings", "words"),
     [
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "layout 'marlin'"),
-        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "layout 'gemv'"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv_fast"}, "layout 'gemv_fast'.*16 bits"),
         ({"quant_method": "auto-round", "packing_format": "auto_round:exllamav2"}, "layout 'exllamav2'"),
         ({"quant_method": "gptq", "bits": 4, "format": "marlin"}, "layout 'marlin'"),
         ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "layout 'marlin'"),
@@ -99,6 +106,25 @@ def test_parts_that_do_not_fit_together_are_refused(made, change, error, words, 
 )
 def test_bits_that_cannot_be_read_are_named(settings, words, tmp_path):
     source = Checkpoint(write(tmp_path / "model", gptq("gptq")[0], {"quantization_config": settings}))
+    with pytest.raises(UnsupportedModel, match=words):
+        list(source.names)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"bits": 3}, "AWQ of 3 bits in groups of 32"),
+        ({"group_size": 48}, "groups of 48"),
+        ({"group_size": None}, "groups of None"),
+        ({"group_size": -1, "bits": None}, ""),
+    ],
+)
+def test_awq_by_rows_needs_its_settings(settings, words, tmp_path):
+    tensors, stated, _, _ = FORMATS["AWQ, by rows"]()
+    source = Checkpoint(write(tmp_path / "model", tensors, {"quantization_config": stated | settings}))
+    if not words:
+        assert source.info(f"{BASE}.weight").shape == (ROWS, COLUMNS)
+        return
     with pytest.raises(UnsupportedModel, match=words):
         list(source.names)
 
@@ -236,11 +262,16 @@ def quark(dtype: str, codes: np.ndarray, scales: np.ndarray) -> Stored:
         ({f"{BASE}.weight": ("I8", np.zeros((64, 64), np.int8)),
           f"{BASE}.weight_scales": ("F16", np.ones(64, np.float16))}, "eetq", UnsupportedModel,
          "eetq, stored as I8"),
-        ({f"{BASE}._weight_qdata": ("I8", np.zeros((64, 64), np.int8)),
-          f"{BASE}._weight_scale": ("F32", np.ones((64, 1), np.float32))}, "torchao", UnsupportedModel,
-         "torchao, stored as I8"),
+        # Two codes in a byte, one scale and minimum for 32 columns of a row: (groups, rows), here a square.
+        ({f"{BASE}._weight_qdata": ("I8", np.zeros((4, 64), np.int8)),
+          f"{BASE}._weight_scale": ("BF16", np.ones((4, 4), np.uint16)),
+          f"{BASE}._weight_zero_point": ("BF16", np.ones((4, 4), np.uint16))}, "torchao", UnsupportedModel,
+         "stored as BF16, expected I8; convert the original in 16 bits"),
+        ({f"{BASE}._weight_qdata": ("U8", np.zeros((64, 64), np.uint8)),
+          f"{BASE}._weight_scale": ("F8_E4M3", np.ones((64, 8), np.uint8))}, "torchao", UnsupportedModel,
+         "torchao, stored as U8.*convert the original in 16 bits"),
     ],
-    ids=["Quark int4", "Quark int8", "FP-Quant", "EETQ", "torchao int8"],
+    ids=["Quark int4", "Quark int8", "FP-Quant", "EETQ", "torchao int4", "torchao NVFP4"],
 )  # fmt: skip
 def test_layouts_that_look_like_others_are_refused(tensors, method, error, words, tmp_path):
     source = Checkpoint(write(tmp_path / "model", tensors, {"quantization_config": {"quant_method": method}}))
