@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quantize.ggml_types import FLOAT_TYPES, GgmlType
+from quantize.ggml_types import FLOAT_TYPES, GgmlType, bits_per_weight
 from quantize.gptq.packing import Bytes, pack
 from quantize.measurements import Step
 from quantize.native.blocks import dequantize_rows, quantize_rows
@@ -36,6 +36,7 @@ _HELD_FRACTION = 0.999  # fraction of the sampled blocks
 _MOST_ADDED = 0.1  # fraction of a table's rows that may be on no grid
 _FIRST_VALUES, _COUNTED_ROWS = 256, 1 << 12  # a row on no grid shows it in its first blocks; rows read at a time
 _LEAST_NONZERO = 0.25  # fraction of the sampled weights; tensors with fewer do not show how they were trained
+_LEAST_TERNARY, _TERNARY_BITS = 0.1, 2.5  # the same for types in which all weights of a block but 0 are equal
 _SURE_CODES = 0.1  # if the error of the largest weight's code is larger, the other codes are tried again
 _ORDER_BLOCKS = 256  # blocks used to determine the usual code of the largest weight
 
@@ -141,9 +142,12 @@ def exact_types(rows: Floats, dtype: GgmlType, most_added: float = 0.0) -> tuple
 
     `dtype` is the float type in which the source stores them. A fraction `most_added` of rows may be on no grid.
     """
-    if np.count_nonzero(rows) < _LEAST_NONZERO * rows.size or (rows == rows.flat[0]).all():
+    nonzero = np.count_nonzero(rows) / rows.size
+    if nonzero < _LEAST_TERNARY or (rows == rows.flat[0]).all():
         return ()
     fitting = [q for q in PACKERS if rows.shape[1] % GgmlType[q].traits.block_values == 0]
+    if nonzero < _LEAST_NONZERO:
+        fitting = [q for q in fitting if bits_per_weight(GgmlType[q]) < _TERNARY_BITS]
     flags = {q: _packed(rows, q, dtype)[1].reshape(len(rows), -1) for q in fitting}
     on_grid = np.ones(len(rows), np.bool_)
     if most_added and flags:  # smaller types hold some blocks of a larger grid

@@ -46,11 +46,17 @@ def groups(size):
     return normal().reshape(-1, size)
 
 
-def symmetric(size, lowest, highest, share, step):
+def symmetric(size, lowest, highest, share, step, width=WIDTH):
     """Codes times a step for each group; `share` of a step is the group's largest weight."""
-    values = groups(size)
+    values = normal()[:, :width].reshape(-1, size)
     steps = step(np.abs(values).max(axis=1, keepdims=True) / share)
-    return (np.clip(np.rint(values / steps), lowest, highest) * steps).reshape(ROWS, WIDTH)
+    return (np.clip(np.rint(values / steps), lowest, highest) * steps).reshape(ROWS, width)
+
+
+def adapter():
+    """The product of a LoRA adapter of rank 4, small against the weights."""
+    rng = np.random.default_rng(2)
+    return rng.standard_normal((ROWS, 4)) @ rng.standard_normal((4, WIDTH)) / 2000
 
 
 def with_minimum(size, top):
@@ -78,6 +84,7 @@ def power(values):
     return np.exp2(np.ceil(np.log2(values))).astype(np.float32)
 
 
+FUSED = np.repeat(half([0.0111, 0.0207, 0.0133, 0.0111]), ROWS // 4)[:, None]  # steps of q, k and v in one tensor
 KINDS = {
     "4 bits, 32, bfloat16 steps": (lambda: symmetric(32, -7, 7, 7, brain), "Q4_0"),
     "4 bits, 32, from largest by 7.5": (lambda: symmetric(32, -8, 7, 7.5, brain), "Q4_0"),
@@ -87,6 +94,10 @@ KINDS = {
     "4 bits, 32, minimum": (lambda: with_minimum(32, 15), "Q4_1"),
     "4 bits, 128, zero point": (lambda: zero_point(128), "Q4_1"),
     "ternary": (lambda: np.clip(np.rint(normal() / 0.015), -1, 1) * brain(0.0151), "TQ2_0"),
+    "ternary, five weights of six 0": (lambda: np.clip(np.rint(normal() / 0.055), -1, 1) * brain(0.0151), "TQ2_0"),
+    "ternary, rows of three matrices": (lambda: np.clip(np.rint(normal() / 0.015), -1, 1) * FUSED, "TQ2_0"),
+    "ternary, 32": (lambda: symmetric(32, -1, 1, 1.6, brain), "Q4_0"),
+    "2 bits without 0": (lambda: (np.clip(np.floor(normal() / 0.02), -2, 1) + 0.5) * half(0.0171), "Q3_K"),
     "ternary, 64": (lambda: symmetric(64, -1, 1, 1.6, half), "Q2_0"),
     "one bit": (lambda: np.sign(normal()) * half(0.012), "Q1_0"),
     "MXFP4": (lambda: fp4(32, power), "MXFP4"),
@@ -239,11 +250,17 @@ def test_steps_rounded_away_by_bfloat16_are_found_again():
         normal() * np.exp(np.random.default_rng(1).standard_normal(WIDTH)),
         symmetric(32, -7, 7, 7, half) * np.exp2(np.random.default_rng(1).integers(-1, 2, WIDTH) / 2),
         np.sign(normal()) * np.exp2(np.rint(4 * np.log2(np.abs(normal()) + 1e-9)) / 4),
+        normal() * (np.random.default_rng(1).random((ROWS, WIDTH)) < 0.15),
+        np.sign(normal()) * (np.random.default_rng(1).random((ROWS, WIDTH)) < 0.05),
+        symmetric(48, -7, 7, 7, brain, 480),
+        symmetric(16, -8, 7, 8, brain),
+        symmetric(32, -7, 7, 7, brain) + adapter(),
         np.zeros((ROWS, WIDTH)),
         np.full((ROWS, WIDTH), 0.5),
     ],
     ids=["normal", "small", "laplace", "heavy tails", "uniform", "sparse", "columns", "scaled grid", "logarithms",
-         "zeros", "constant"],
+         "sparser", "hardly a weight", "groups across blocks", "groups of 16", "an adapter merged later", "zeros",
+         "constant"],
 )  # fmt: skip
 def test_ordinary_weights_are_on_no_grid(weights, dtype):
     assert exact_types(STORED[dtype](weights.astype(np.float32)), dtype) == ()
@@ -259,6 +276,16 @@ def test_blocks_that_are_on_no_grid_are_rounded_by_ggml():
     assert right[:, 96:].all()
     assert np.abs(values - source).max() < 0.1 * np.abs(source).max()
     assert (np.abs(values - source)[3, 64:96] > 0).any()
+
+
+@pytest.mark.parametrize("size", [64, 96])
+def test_the_last_group_of_a_row_may_be_smaller(size):
+    """Rows of 160 weights in groups of 64 or 96."""
+    values = normal()[:, :160]
+    parts = [values[:, at : at + size] for at in range(0, 160, size)]
+    steps = [brain(np.abs(part).max(axis=1, keepdims=True) / 7) for part in parts]
+    trained = np.hstack([np.clip(np.rint(p / s), -8, 7) * s for p, s in zip(parts, steps, strict=True)])
+    assert exact_types(brain(trained), BF16)[0] == "Q4_0"
 
 
 def test_rows_that_fill_no_block_of_256_take_smaller_blocks():
