@@ -18,7 +18,7 @@ from devices.msgspec_lock import learned
 from quantize.files.channel_scales import KEY, ChannelScales, read_channel_scales
 from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata, scalar
 from quantize.files.measurement_folder import WorkFolder, read_json
-from quantize.ggml_types import SCALES_JUDGE, GgmlType
+from quantize.ggml_types import FLOAT_TYPES, SCALES_JUDGE, GgmlType
 from quantize.measure.hessians import largest
 from quantize.measure.kl_divergence import kld_from, log_softmax
 from quantize.measurements import MeasureRequest, Step
@@ -43,8 +43,6 @@ _JUDGE = SCALES_JUDGE.name
 _LEFT_FRACTION = 0.37
 _ROWS = 128
 _LEAST = 1e-3  # minimum size of a channel, relative to the mean channel
-# Types whose values can be multiplied by a power of two.
-_EXACT: dict[GgmlType, np.dtype[Any]] = {GgmlType.F32: np.dtype("<f4"), GgmlType.F16: np.dtype("<f2")}
 # Allowed KL divergence in nats per token, from F16 weights that become so small that they lose digits.
 _MOST_KLD = 1e-5
 _CHECKED = 128
@@ -125,7 +123,7 @@ def smooth(request: SmoothRequest, send: Step) -> Smoothed:
     Raises: TextTooShort, Unreadable. SourceChanged, DiskFull. OSError: writing failed.
     """
     folder = WorkFolder.open(request.measure)
-    cache_file = folder.path / f"smoothed{'-grids' if request.unchanged else ''}.json"
+    cache_file = folder.path / f"smoothing{'-grids' if request.unchanged else ''}.json"
     before = read_json(cache_file)
     if before is None:
         smoothed = _smooth(request, send)
@@ -209,7 +207,7 @@ def _exponents(scale: Floats) -> tuple[int, ...]:
 
 def _can_change(source: SourceWeights, seam: ScalePoint, unchanged: Collection[str]) -> bool:
     names = (seam.maker, *seam.readers)
-    if any(n in unchanged or n not in source.names or source.info(n).ggml_type not in _EXACT for n in names):
+    if any(n in unchanged or n not in source.names or source.info(n).ggml_type not in FLOAT_TYPES for n in names):
         return False
     maker = source.info(seam.maker).shape
     return maker[-1] == seam.width and len(maker) <= 2
@@ -283,7 +281,7 @@ def _scaled(
 ) -> Iterator[npt.NDArray[Any]]:
     """The tensor with columns multiplied by `larger` and rows (of a vector: values) divided by `smaller`."""
     matrices, _, width = source.shape(name)
-    dtype = _EXACT[source.info(name).ggml_type]
+    qtype = source.info(name).ggml_type
     vector = len(source.info(name).shape) == 1
     for matrix in range(matrices):
         values = source.rows(name, matrix)
@@ -291,4 +289,11 @@ def _scaled(
             values = values * larger
         if smaller is not None:
             values = values / (smaller if vector else smaller[:, None])
-        yield np.ascontiguousarray(values.reshape(-1, width), dtype)
+        yield _stored(np.ascontiguousarray(values.reshape(-1, width)), qtype)
+
+
+def _stored(values: Floats, qtype: GgmlType) -> npt.NDArray[Any]:
+    """Values times powers of two, as a file holds them; only F16 has too few exponents for some."""
+    if qtype is GgmlType.BF16:
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(np.float16 if qtype is GgmlType.F16 else np.float32)

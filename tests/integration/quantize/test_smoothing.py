@@ -10,7 +10,9 @@ from engine.core.types import GenerationRequest, SamplingParams
 from engine.runner.process import RunnerProcess
 from engine.runner.protocol import LoadSettings
 from quantize.child import run_task
+from quantize.convert.checkpoint import f32_to_bf16
 from quantize.files.gguf_file import read_gguf
+from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata
 from quantize.files.imatrix import read_imatrix
 from quantize.files.provenance import KEY, read_provenance
 from quantize.ggml_types import GgmlType
@@ -98,6 +100,36 @@ def test_every_tensor_is_the_source_times_powers_of_two(rough, even):
     powers = np.frombuffer(columns["blk.0.attn_q.weight"], np.int8)
     assert powers.min() < powers.max()
     assert powers.argmax() == CHANNEL
+
+
+def in_bfloat16(source, path):
+    """A copy whose matrices are BF16, as most models are published."""
+    weights = SourceWeights(source)
+    infos = [weights.info(name) for name in weights.names]
+    types = {i.name: GgmlType.BF16 if i.ggml_type is GgmlType.F16 else i.ggml_type for i in infos}
+    slots = [TensorSlot(i.name, i.shape, types[i.name]) for i in infos]
+    writer = GgufWriter(path, copied_metadata(read_gguf(source)), slots)
+    for info in infos:
+        values = weights.rows(info.name)
+        writer.write(info.name, [f32_to_bf16(values) if types[info.name] is GgmlType.BF16 else values])
+    writer.close()
+    return path
+
+
+def test_a_model_in_bfloat16_is_smoothed_too(rough, tmp_path):
+    source = in_bfloat16(rough, tmp_path / "rough-bf16.gguf")
+    task = SmoothRequest(measure=request_of(source, tmp_path), out=tmp_path / "even.gguf")
+    found = msgspec.convert(run_task("smooth", task, ignore, never), Smoothed)
+    assert found.seams == SEAMS
+    assert found.changed >= MOST * SEAMS
+    assert found.kld < 1e-6
+    before, after = SourceWeights(source), SourceWeights(task.out)
+    scales = found.channel_scales()
+    assert [after.source_qtype(n) for n in after.names] == [before.source_qtype(n) for n in before.names]
+    for name, exponents in scales.columns.items():
+        rows = -np.frombuffer(scales.rows.get(name, bytes(before.shape(name)[1])), np.int8).astype(np.float32)
+        factors = np.exp2(np.frombuffer(exponents, np.int8).astype(np.float32) + rows[:, None])
+        assert np.array_equal(after.rows(name), before.rows(name) * factors), name
 
 
 def test_the_same_model_gives_the_same_file_whatever_the_threads(even, tmp_path):
