@@ -1,7 +1,6 @@
 """Runs measuring tasks in child processes, so that a crash of native code does not end the parent process."""
 
 import contextlib
-import errno
 import json
 import os
 import subprocess
@@ -20,7 +19,7 @@ from devices.child_command import child_command
 from devices.environment import without_secrets
 from devices.errors import Cancelled, EnvironmentFault, InputFault, TesseraError
 from devices.msgspec_lock import learned
-from quantize.errors import DiskFull
+from quantize.errors import NO_SPACE, NotWritable
 from quantize.measurements import CancelCheck, OnProgress, Progress, encode
 from quantize.reproducible_math import environment_of
 
@@ -292,8 +291,9 @@ def described(error: TesseraError | OSError) -> dict[str, Any]:
     if isinstance(error, TesseraError):
         family = "input" if isinstance(error, InputFault) else "environment"
         return {"code": error.code, "family": family, "message": str(error), "facts": _plain(error.facts())}
-    if error.errno == errno.ENOSPC:
-        full = DiskFull(str(error.filename or ""), 0, 0)
+    if error.errno in NO_SPACE:
+        reason = error.strerror or str(error)
+        full = NotWritable(str(error.filename or "a file"), reason)
         return {"code": full.code, "family": "environment", "message": str(full), "facts": full.facts()}
     return {"code": EnvironmentFault.code, "family": "environment", "message": str(error), "facts": {}}
 

@@ -1,8 +1,14 @@
 """Errors of the quantizer, with details as fields. `engine.core.errors` translates them."""
 
+import errno
+from typing import Final
+
 import msgspec
 
 from devices.errors import EnvironmentFault, InputFault
+
+# Error numbers of a full disk, or of a user's full share of it.
+NO_SPACE: Final = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
 
 
 class CannotRead(EnvironmentFault):

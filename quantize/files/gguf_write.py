@@ -1,14 +1,18 @@
 """Writes GGUF version 3: first a header, whose size is known before any tensor data exists, then the data."""
 
+import errno
 import os
+import shutil
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
 
+from quantize.errors import NO_SPACE, DiskFull, NotWritable
 from quantize.files.byte_source import FileSource
 from quantize.files.gguf_file import GgufFile, ValueType
 from quantize.ggml_types import GgmlType, row_bytes
@@ -120,26 +124,28 @@ def file_bytes(header_bytes: int, tensors: Iterable[TensorSlot]) -> int:
 class GgufWriter:
     """Writes the header immediately, then every tensor in order.
 
-    Raises: OSError: any system error, from any call. ValueError: a tensor with the wrong name or size.
+    Raises: DiskFull, NotWritable: the disk is full, or its file system refuses such large files; from any call.
+    OSError: other errors of the system. ValueError: a tensor with the wrong name or size.
     """
 
     def __init__(self, path: Path, metadata: Mapping[str, MetaValue], tensors: Sequence[TensorSlot]) -> None:
         self._slots = list(tensors)
         self._next = 0
+        self._path = path
         self._file: BinaryIO = path.open("xb")
         head = header(metadata, tensors)
         self.header_bytes = len(head)
-        self._file.write(head)
+        self._put(head)
 
     def write(self, name: str, chunks: Iterable[bytes | np.ndarray[Any, Any]]) -> int:
         """Write the next tensor from chunks; returns the bytes of its data."""
         slot = self._slots[self._next]
         written = 0
         for chunk in chunks:
-            written += self._file.write(chunk if isinstance(chunk, bytes) else chunk.tobytes())
+            written += self._put(chunk if isinstance(chunk, bytes) else chunk.tobytes())
         if slot.name != name or written != slot.num_bytes:
             raise ValueError(f"{name}: {written} bytes written, {slot.name} takes {slot.num_bytes}")
-        self._file.write(bytes(padded(written) - written))
+        self._put(bytes(padded(written) - written))
         self._next += 1
         return written
 
@@ -148,14 +154,35 @@ class GgufWriter:
         try:
             if self._next != len(self._slots):
                 raise ValueError(f"{len(self._slots) - self._next} tensors were not written")
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            with self._described():
+                self._file.flush()
+                os.fsync(self._file.fileno())
         finally:
-            self._file.close()
+            self.abandon()
 
     def abandon(self) -> None:
         """Close without finishing; the caller removes the file."""
-        self._file.close()
+        with suppress(OSError):  # of the part that is still in memory, after an earlier error
+            self._file.close()
+
+    def _put(self, data: bytes) -> int:
+        with self._described():
+            return self._file.write(data)
+
+    @contextmanager
+    def _described(self) -> Iterator[None]:
+        """Raises: DiskFull, NotWritable: instead of the system's error, which does not name the file."""
+        try:
+            yield
+        except OSError as error:
+            whole = file_bytes(self.header_bytes, self._slots)
+            if error.errno in NO_SPACE:
+                missing = whole - self._path.stat().st_size
+                raise DiskFull(str(self._path), missing, shutil.disk_usage(self._path.parent).free) from error
+            if error.errno == errno.EFBIG:
+                reason = f"its file system cannot hold a file of {whole:,} bytes (FAT32 ends at 4 GiB)"
+                raise NotWritable(str(self._path), reason) from error
+            raise
 
 
 def _string(value: Scalar) -> bytes:

@@ -300,9 +300,11 @@ def test_a_disk_that_fills_up_while_writing(tmp_path, monkeypatch):
         pytest.skip("no right to mount a small disk here")
     try:
         monkeypatch.setattr(output_file.Output, "require_disk", lambda *_: None)
-        with pytest.raises(DiskFull):
+        with pytest.raises(DiskFull) as caught:
             run(tmp_path, out=small / "out.gguf")
         assert left(small) == set()
+        assert caught.value.path == str(small / "out.gguf")
+        assert caught.value.needed_bytes > 1_000_000 > caught.value.free_bytes
     finally:
         subprocess.run(["umount", str(small)], check=True)
 

@@ -12,6 +12,7 @@ from devices.atomic_file import scratch_folder
 from devices.errors import TesseraError
 from engine.core.paths import user_paths
 from engine.runner.llama.native.model import LoadFailed
+from quantize.errors import DiskFull, NotWritable
 from quantize.files.channel_scales import KEY, ChannelScales, read_channel_scales
 from quantize.files.gguf_write import GgufWriter, TensorSlot, copied_metadata
 from quantize.files.provenance import KEY as PROVENANCE
@@ -44,10 +45,10 @@ def fitted(path: Path, metadata: Mapping[str, str]) -> Iterator[Path]:
         try:
             copy = stack.enter_context(scratch_folder(user_paths().cache / "copies")) / path.name
             _write(path, copy, scales)
+        except (OSError, DiskFull, NotWritable) as e:
+            raise LoadFailed(f"a scaled copy of the LoRA adapter {path} could not be written: {e}") from e
         except TesseraError as e:
             raise LoadFailed(f"the LoRA adapter {path} does not fit this model or is damaged: {e}") from e
-        except OSError as e:
-            raise LoadFailed(f"a scaled copy of the LoRA adapter {path} could not be written: {e}") from e
         yield copy
 
 
