@@ -1,9 +1,8 @@
 """Stores the parts of a measurement by content hash; each is written completely or not at all."""
 
-import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy.typing as npt
 import psutil
 
 from devices.msgspec_lock import learned
-from quantize.errors import CannotRead, DiskFull, SourceChanged
+from quantize.errors import NO_SPACE, CannotRead, DiskFull, SourceChanged
 from quantize.files.gguf_split import model_files
 from quantize.measurements import MeasureRequest
 
@@ -195,6 +194,10 @@ def identity_of(path: Path) -> str:
     return f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
 
 
+def _nothing(_num_bytes: int) -> None:
+    pass
+
+
 def _remembered(path: Path, cache_dir: Path) -> Path:
     return cache_dir / "hashes" / sha256(identity_of(path).encode()).hexdigest()
 
@@ -221,19 +224,19 @@ def cache_result(what: str, source: Path, cache_dir: Path, result: object) -> No
         write_json(path, result)
 
 
-def model_sha256(path: Path, cache_dir: Path | None = None) -> str:
+def model_sha256(path: Path, cache_dir: Path | None = None, on_chunk: Callable[[int], None] = _nothing) -> str:
     """SHA-256 of a model's file; for several files, the SHA-256 of their concatenated hashes.
 
-    Raises: CannotRead.
+    `on_chunk` gets the size of each chunk that was read, and may raise. Raises: CannotRead.
     """
-    digests = [file_sha256(p, cache_dir) for p in model_files(path)]
+    digests = [file_sha256(p, cache_dir, on_chunk) for p in model_files(path)]
     return digests[0] if len(digests) == 1 else sha256("".join(digests).encode()).hexdigest()
 
 
-def file_sha256(path: Path, cache_dir: Path | None = None) -> str:
+def file_sha256(path: Path, cache_dir: Path | None = None, on_chunk: Callable[[int], None] = _nothing) -> str:
     """SHA-256 of a file; with `cache_dir`, it is cached by path, size and modification time.
 
-    Raises: CannotRead.
+    `on_chunk` as in `model_sha256`. Raises: CannotRead.
     """
     try:
         cache_file = None
@@ -246,6 +249,7 @@ def file_sha256(path: Path, cache_dir: Path | None = None) -> str:
         with path.open("rb") as file:
             while chunk := file.read(_HASH_CHUNK):
                 digest.update(chunk)
+                on_chunk(len(chunk))
     except OSError as error:
         raise CannotRead(str(path), error.strerror or str(error)) from error
     if cache_file is not None:
@@ -289,7 +293,7 @@ def writing_whole(path: Path) -> Iterator[Path]:
     except OSError as error:
         free = shutil.disk_usage(path.parent).free
         # numpy reports a short write without an error number.
-        if error.errno == errno.ENOSPC or (error.errno is None and free < _FULL_BYTES):
+        if error.errno in NO_SPACE or (error.errno is None and free < _FULL_BYTES):
             have = partial.stat().st_size if partial.exists() else 0
             raise DiskFull(str(path), have + 1, free) from error
         raise

@@ -221,7 +221,8 @@ class _Job:
         # A preview must not read a model of many gigabytes only to find that nothing was measured.
         unknown = request.plan_only and not (request.plan or hash_is_cached(source, request.cache_dir))
         with self.phases.phase("hash"):
-            source_hash = "" if unknown else model_sha256(source, request.cache_dir)
+            watch = self.phases.counted("hash", model.file_bytes)
+            source_hash = "" if unknown else model_sha256(source, request.cache_dir, watch)
             self.source_sha256 = source_hash
             self.text_sha256 = file_sha256(request.calibration) if self.rounding != Rounding.STOCK else ""
         if request.plan is not None:

@@ -1,7 +1,7 @@
 """The phases of a job: progress, cancellation and duration."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
@@ -29,6 +29,22 @@ class JobPhases:
             yield
         finally:
             self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 3)
+
+    def counted(self, name: str, total: int) -> Callable[[int], None]:
+        """A function that takes the size of each part of a phase's work in this process, and reports the sum.
+
+        It raises Cancelled.
+        """
+        done = 0
+
+        def count(size: int) -> None:
+            nonlocal done
+            if self.cancelled():
+                raise Cancelled
+            done += size
+            self.on_progress(Progress(phase=name, done=done, total=total))
+
+        return count
 
 
 # Worker phases within a phase of the job: (job phase, start, fraction). Measured: log-archive.md, "Quantization in

@@ -4,10 +4,12 @@ import shutil
 
 import pytest
 
+from devices.errors import Cancelled
 from quantize.errors import MissingParts, SourceChanged
 from quantize.files.gguf_file import read_gguf
-from quantize.files.measurement_folder import WorkFolder, hash_is_cached, model_sha256
+from quantize.files.measurement_folder import WorkFolder, file_sha256, hash_is_cached, model_sha256
 from quantize.gptq.tensors import TensorsRequest, packed_path, round_tensors
+from quantize.job.phases import JobPhases
 from quantize.job.source import check_unchanged, identity
 from quantize.measurements import MeasureRequest, RoundRequest
 from tests.support.models.measured_model import SOURCE
@@ -62,3 +64,18 @@ def test_a_model_in_parts_is_known_by_all_of_them(tmp_path):
     parts[1].unlink()
     with pytest.raises(MissingParts, match=parts[1].name):
         identity(parts[0])
+
+
+def test_hashing_a_large_file_reports_and_can_be_stopped(tmp_path):
+    path, seen, stop = tmp_path / "model.gguf", [], []
+    with path.open("wb") as file:
+        file.truncate(20 << 20)
+    phases = JobPhases(seen.append, lambda: bool(stop))
+    digest = model_sha256(path, None, phases.counted("hash", 20 << 20))
+    assert digest == file_sha256(path)
+    assert [(p.phase, p.total) for p in seen] == [("hash", 20 << 20)] * 5
+    assert [p.done for p in seen] == [(n + 1) << 22 for n in range(5)]
+    stop.append(True)
+    with pytest.raises(Cancelled):
+        model_sha256(path, tmp_path / "cache", phases.counted("hash", 20 << 20))
+    assert not (tmp_path / "cache").exists()
