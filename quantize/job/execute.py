@@ -58,6 +58,7 @@ from quantize.job.source import (
     QuantSource,
     cached_measurement,
     check_precision,
+    check_target,
     check_unchanged,
     file_type,
     header_bytes,
@@ -113,8 +114,7 @@ def quantize(
     """
     if request.gate is not None and judge is None and not request.plan_only:
         raise InvalidOption("--gate", "this program cannot run tasks on a model")
-    if request.out.resolve() == request.source.resolve():
-        raise InvalidOption("OUT", "it is the SOURCE itself, which is never written to")
+    check_target(request.source, request.out)
     writes = not request.plan_only
     output = Output(request.out, overwrite=request.overwrite, writes=writes)
     job = _Job(request, output, on_progress, cancelled, executor, judge, on_publish)

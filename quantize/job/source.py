@@ -33,9 +33,15 @@ _DEFAULT_FILE_TYPE = MIXES[USUAL_MIX].ftype
 
 
 def identity(source: Path) -> Identity:
-    """Names, sizes and modification times of a source's files. Raises: CannotRead. MissingParts."""
-    paths = sorted(p for p in source.iterdir() if p.is_file()) if source.is_dir() else present_files(source)
+    """Names, sizes and modification times of a source's files. Raises: CannotRead. MissingParts.
+
+    Hidden files of a folder do not belong to the model; a job that writes into that folder makes some.
+    """
     try:
+        if source.is_dir():
+            paths = sorted(p for p in source.iterdir() if p.is_file() and not p.name.startswith("."))
+        else:
+            paths = list(present_files(source))
         stats = [(p.name, p.stat()) for p in paths]
     except OSError as error:
         raise CannotRead(str(source), error.strerror or str(error)) from error
@@ -46,6 +52,16 @@ def check_unchanged(source: Path, before: Identity) -> None:
     """Check that the source has not changed. Raises: SourceChanged."""
     if identity(source) != before:
         raise SourceChanged(str(source))
+
+
+def check_target(source: Path, out: Path) -> None:
+    """Raises: InvalidOption: the output would replace a file of the source. CannotRead."""
+    folder = source if source.is_dir() else source.parent
+    names = {name for name, _, _ in identity(source)} if source.exists() else set()
+    # Other GGUF files in a folder of safetensors are not read.
+    names = {name for name in names if not (source.is_dir() and name.endswith(".gguf"))}
+    if out.resolve() in {source.resolve(), *((folder / name).resolve() for name in names)}:
+        raise InvalidOption("OUT", "it is the SOURCE itself or a part of it, which is never written to")
 
 
 @contextmanager

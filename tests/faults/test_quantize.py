@@ -114,6 +114,19 @@ def test_a_hugging_face_folder_in_one_go(tmp_path):
     assert left(tmp_path) == {"out.gguf", "out.tessera.json"}
 
 
+def test_a_file_is_written_into_the_folder_of_its_source(tmp_path):
+    folder = Path(shutil.copytree(SPARK_HF, tmp_path / "source"))
+    out = folder / "out.gguf"
+    run(tmp_path, source=folder, out=out)
+    assert {p.name for p in folder.iterdir()} - {p.name for p in SPARK_HF.iterdir()} == {
+        out.name,
+        "out.tessera.json",
+    }
+    run(tmp_path, source=folder, out=out, overwrite=True)
+    with pytest.raises(InvalidOption, match="SOURCE itself"):
+        run(tmp_path, source=folder, out=folder / "model.safetensors", overwrite=True)
+
+
 def test_a_plan_alone_writes_nothing(tmp_path, small):
     report = run(tmp_path, plan_only=True, source=small)
     assert report.shipped == "nothing"
