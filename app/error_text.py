@@ -45,6 +45,12 @@ def _hash_mismatch(error: Any) -> str:
 
 
 def _budget_too_small(error: Any) -> str:
+    if error.n_ctx:
+        return (
+            f"{size(error.limit_bytes)} of memory are free or allowed; this model needs "
+            f"{size(error.smallest_bytes)} with a context of {error.n_ctx:,} tokens. Give a shorter context "
+            "(--ctx), or choose a smaller model."
+        )
     why = f", {error.rows}" if error.rows else ""
     return (
         f"{error.limit_bytes:,} bytes are too few: the smallest possible file has {error.smallest_bytes:,} "

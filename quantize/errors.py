@@ -102,17 +102,22 @@ class UnquantizableRows(msgspec.Struct, frozen=True):
 class BudgetTooSmall(InputFault):
     """No quantization recipe fits: the smallest one needs `smallest_bytes`, the limit is `limit_bytes`.
 
-    `rows`: the tensors that cannot be quantized, if there are any.
+    `rows`: the tensors that cannot be quantized, if there are any. `n_ctx`: the bytes are memory, for weights and a
+    context of so many tokens; 0: they are a file's.
     """
 
     code = "budget_too_small"
 
-    def __init__(self, limit_bytes: int, smallest_bytes: int, rows: UnquantizableRows | None = None) -> None:
+    def __init__(
+        self, limit_bytes: int, smallest_bytes: int, rows: UnquantizableRows | None = None, n_ctx: int = 0
+    ) -> None:
+        what = "bytes of memory; the smallest possible quantization and its context need"
         super().__init__(
-            f"{limit_bytes} bytes requested; the smallest possible quantization needs {smallest_bytes}"
-            + (f", {rows}" if rows else "")
+            f"{limit_bytes} {what if n_ctx else 'bytes requested; the smallest possible quantization needs'} "
+            f"{smallest_bytes}" + (f", {rows}" if rows else "")
         )
         self.rows = rows
+        self.n_ctx = n_ctx
         self.limit_bytes = limit_bytes
         self.smallest_bytes = smallest_bytes
 

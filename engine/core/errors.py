@@ -342,7 +342,9 @@ _FACTS: Final[dict[type, Callable[[Any], Reason]]] = {
         "disk_full_at", path=e.path, needed_bytes=e.needed_bytes, free_bytes=e.free_bytes
     ),
     quantizer.BudgetTooSmall: lambda e: (
-        because(
+        because("memory_too_small", limit_bytes=e.limit_bytes, smallest_bytes=e.smallest_bytes, n_ctx=e.n_ctx)
+        if e.n_ctx
+        else because(
             "budget_too_small_rows",
             limit_bytes=e.limit_bytes,
             smallest_bytes=e.smallest_bytes,

@@ -61,6 +61,7 @@ _FILES: Final = {
     "source_changed": "{path} changed while it was read",
     "disk_full_at": "{needed_bytes:bytes} needed at {path}, {free_bytes:plain_bytes} free",
     "budget_too_small": "{limit_bytes:bytes} requested; the smallest possible quantization needs {smallest_bytes:plain_bytes}",
+    "memory_too_small": "{limit_bytes:bytes} of memory are free or allowed; this model needs {smallest_bytes:plain_bytes} with a context of {n_ctx:,} tokens. A shorter context needs less",
     "budget_too_small_rows": "{limit_bytes:bytes} requested; the smallest possible quantization needs {smallest_bytes:plain_bytes}, because {tensors} tensors stay in 16 bits: their rows of {row_values} values are not divisible by {block_values}",
     "fetched_elsewhere": "another process is downloading this file",
 }

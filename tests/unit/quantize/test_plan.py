@@ -122,6 +122,19 @@ def test_too_small_a_budget_names_rows_that_no_type_can_store(spark):
     assert caught.value.rows is None
 
 
+@pytest.mark.parametrize("memory", [0, 1_000, 3_000_000])
+def test_too_little_memory_is_named_as_memory(memory, spark):
+    goal = SizeTarget(kind="fit", limit_bytes=memory, fixed_bytes=2_000_000, n_ctx=4096, n_seq=1)
+    with pytest.raises(BudgetTooSmall, match="bytes of memory") as caught:
+        make_plan(question(spark), goal)
+    assert caught.value.limit_bytes == memory
+    for text in (describe(caught.value), sentence(fact_of(caught.value))):
+        assert "4,096 tokens" in text
+        assert "file" not in text
+    enough = msgspec.structs.replace(goal, limit_bytes=caught.value.smallest_bytes)
+    assert make_plan(question(spark), enough).file_bytes < caught.value.smallest_bytes
+
+
 def test_bits_a_weight_are_kept(spark):
     plan = make_plan(question(spark), SizeTarget(kind="bpw", bpw=4.25))
     assert 4.2 < plan.bpw <= 4.25
