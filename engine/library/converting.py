@@ -9,6 +9,7 @@ from engine.library.catalogue import Catalogue
 from engine.library.converter.environment import installed
 from engine.library.converter.run import convert_with
 from engine.library.errors import CannotWrite
+from engine.library.model_ids import folder_name
 from engine.library.types import ModelEntry, Origin
 from engine.message_catalog.reasons import because
 from quantize.child import answer_of
@@ -31,7 +32,7 @@ def convert_folder(
     folder = folder.absolute()
     if not (folder / "config.json").is_file():
         raise InputFault(because("no_config", folder=str(folder)), "folder")
-    target = (out or catalogue.paths.models / "local" / f"{folder.name}.gguf").absolute()
+    target = (out or catalogue.paths.models / "local" / f"{folder_name(folder)}.gguf").absolute()
     if target.exists():
         raise InputFault(because("there_already", path=str(target)), "out")
     try:

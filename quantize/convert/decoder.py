@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from quantize.convert.checkpoint import Checkpoint, bf16_to_f32
+from quantize.convert.small_floats import INSTEAD
 from quantize.convert.tensor_map import Array, Metadata, OutTensor, Recipe
 from quantize.errors import BadFile, BadWeights, UnsupportedModel
 
@@ -138,7 +139,7 @@ def _single(source: Checkpoint, full: str, name: str, rules: Rules) -> OutTensor
     match = _LAYER_NAME.match(name)
     target = rules.layer_names.get(match.group(2), "") if match else ""
     if not match or not target:
-        stated = f" (config.json states that it is quantized with {source.quantization})"
+        stated = f" (config.json states that it is quantized with {source.quantization}); {INSTEAD}"
         reason = f"no rule for the tensor {full!r}{stated if source.quantization else ''}"
         raise UnsupportedModel(str(source.folder), reason)
     layer, inner, ending = match.groups()

@@ -29,6 +29,7 @@ from quantize.errors import BadFile, BadWeights, UnsupportedModel
 from quantize.files.gguf_file import ValueType
 from quantize.files.gguf_write import GgufWriter, TensorSlot, file_bytes, header
 from quantize.files.output_file import require_disk
+from quantize.files.safetensors_file import links_root
 from quantize.files.sampling_keys import GENERATION_CONFIG_NAMES, GGUF_NAMES, checked
 from quantize.ggml_types import GgmlType
 from quantize.measurements import Step
@@ -279,6 +280,7 @@ def _put_general(recipe: Recipe, source: Checkpoint) -> None:
     readable = not card.is_file() or card.stat().st_size < 1024 * 1024
     facts = gguf.Metadata.load(None, source.folder if readable else None, None, total)
     facts.name = facts.name or source.folder.name
+    _name_snapshot(facts, source.folder, total)
     if facts.size_label is None:
         facts.size_label = gguf.size_label(total, total - in_experts, in_experts // count if count else 0, count)
     writer = gguf.GGUFWriter(None, recipe.metadata.architecture)
@@ -289,6 +291,18 @@ def _put_general(recipe: Recipe, source: Checkpoint) -> None:
         setattr(facts, f"sampling_{theirs}", recommended.get(ours))
     facts.set_gguf_meta_model(writer)
     put_written(recipe.metadata, writer)
+
+
+def _name_snapshot(facts: gguf.Metadata, folder: Path, total: int) -> None:
+    """Replace names that gguf derives from a commit, after which the hub's cache names its folders."""
+    repository = links_root(folder).name.rpartition("--")[2]
+    if facts.finetune != folder.name or repository == folder.name:
+        return
+    _, _, facts.basename, facts.finetune, facts.version, _ = gguf.Metadata.get_model_id_components(
+        repository, total
+    )
+    if facts.name == folder.name:
+        facts.name = gguf.Metadata.id_to_title(repository)
 
 
 def _put_family_quirks(recipe: Recipe, source: Checkpoint, vocab: Vocabulary, stated: int) -> None:

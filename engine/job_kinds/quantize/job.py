@@ -14,7 +14,7 @@ from engine.job_kinds.quantize.options import Quantized, QuantizeOptions
 from engine.jobs.jobs import JobContext, JobKind, JobRegistry
 from engine.library.catalogue import Catalogue
 from engine.library.hub.file_selection import HubName, parse_hub_name
-from engine.library.model_ids import from_file_name, stem_of
+from engine.library.model_ids import folder_name, from_file_name, stem_of
 from engine.library.trash import Trash
 from engine.library.types import ModelEntry, Origin
 from engine.library.work import PullTask, pull
@@ -209,7 +209,7 @@ def source_of(catalogue: Catalogue, model: str) -> Source:
     path = Path(model)
     if path.is_absolute() and path.exists():
         if path.is_dir():
-            return Source(path=path, title=path.name, stem=path.name, num_bytes=0)
+            return Source(path=path, title=folder_name(path), stem=folder_name(path), num_bytes=0)
         return Source(path=path, title=path.name, stem=path.stem, num_bytes=path.stat().st_size)
     entry = named_model(catalogue, model)
     if entry.state != "online":

@@ -17,6 +17,7 @@ from engine.core.paths import Paths, is_installed, whole_path
 from engine.job_kinds.bench.qtype_speed import PriceStore, planner_speeds
 from engine.job_kinds.quantize.options import QuantizeOptions
 from engine.library.errors import CannotWrite
+from engine.library.model_ids import folder_name
 from engine.placement.dry_run import DryRunFailed, dry_run
 from engine.placement.estimate import estimate, kv_layer_bytes
 from engine.placement.placer import Placer
@@ -160,10 +161,15 @@ def build_request(
 
 
 def default_out(source: Path, options: QuantizeOptions, paths: Paths) -> Path:
-    """Output path next to the source, or in the models folder if the source is part of the installation."""
-    name = _SOURCE_SUFFIX.sub("", source.name if source.is_dir() else source.stem)
-    folder = source.absolute().parent
-    if is_installed(folder):
+    """Output path next to the source, or in the models folder if that place is not for the user's own files.
+
+    Such places are the installation, folders that cannot be written, and the hub's cache.
+    """
+    source = source.absolute()
+    name = _SOURCE_SUFFIX.sub("", folder_name(source) if source.is_dir() else source.stem)
+    folder = source.parent
+    in_hub_cache = any(each.name.startswith("models--") for each in folder.parents)
+    if in_hub_cache or is_installed(folder) or not os.access(folder, os.W_OK):
         folder = paths.models
     return folder / f"{name}-{options.words()}.gguf"
 
