@@ -47,6 +47,7 @@ _SIDE: Final = (
 _CACHE_SCALES: Final = (
     ".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale",
 )  # fmt: skip
+_ROTATIONS: Final = ("rotation_config", "spinquant_config")  # AutoRound's
 _MODULE_ENDINGS: Final = {"weight_packed", "qweight", "_weight_qdata"}  # stored in place of `weight`
 
 
@@ -58,7 +59,7 @@ def packed_weights(
     Raises: UnsupportedModel: a format that cannot be read. BadWeights: sizes that do not fit together.
     """
     folder = FewBitFolder(where, tensors, quantization_settings(config), _float_dtype(config), read)
-    _check_transforms(folder)
+    _check_transforms(folder, config)
     if is_cast(folder):
         whole = {name: cast(folder, info) for name, info in tensors.items() if info.dtype in FP8_TABLES}
         return whole, frozenset(whole)
@@ -91,8 +92,17 @@ def quantization_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((settings for settings in stated if settings and isinstance(settings, dict)), {})
 
 
-def _check_transforms(folder: FewBitFolder) -> None:
-    """Raises: UnsupportedModel: inputs must be rotated when the model runs (QuIP, SpinQuant)."""
+def _check_transforms(folder: FewBitFolder, config: Mapping[str, Any]) -> None:
+    """Raises: UnsupportedModel: inputs or weights must be changed when the model runs.
+
+    QuIP, SpinQuant and AutoRound rotate inputs; BitNet's "online" folders store the weights before their rounding.
+    """
+    if stated := next((key for key in _ROTATIONS if folder.settings.get(key) or config.get(key)), None):
+        reason = f"{stated} rotates inputs when the model runs; llama.cpp does not; {INSTEAD}"
+        raise UnsupportedModel(folder.where, reason)
+    if folder.method == "bitnet" and folder.settings.get("quantization_mode") == "online":
+        reason = "its weights become ternary when the model runs (BitNet, quantization_mode online)"
+        raise UnsupportedModel(folder.where, f"{reason}; convert the folder that stores them as ternary")
     transforms = folder.settings.get("transform_config")
     schemes = transforms.get("config_groups") if isinstance(transforms, dict) else None
     for name, scheme in (schemes if isinstance(schemes, dict) else {}).items():

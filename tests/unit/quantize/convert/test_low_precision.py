@@ -101,6 +101,14 @@ def test_parts_that_do_not_fit_together_are_refused(made, change, error, words, 
         ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "layout 'marlin'"),
         ({"quant_method": "awq", "bits": 4, "format": "gemv_fast"}, "layout 'gemv_fast'"),
         ({"quant_method": "awq", "bits": 4, "backend": "llm-awq"}, "layout 'llm-awq'"),
+        (
+            {"quant_method": "auto-round", "rotation_config": {"hadamard_type": "hadamard"}},
+            "rotation_config rotates",
+        ),
+        (
+            {"quant_method": "auto-round", "spinquant_config": {"algorithm": "spinquant"}},
+            "spinquant_config rotates",
+        ),
         ({"transform_config": {"config_groups": {"R3": {"apply": [{"location": "q_attn"}]}}}}, "transform 'R3'"),
     ],
 )
@@ -126,6 +134,15 @@ def test_awq_by_rows_needs_its_settings(settings, words, tmp_path):
         assert source.info(f"{BASE}.weight").shape == (ROWS, COLUMNS)
         return
     with pytest.raises(UnsupportedModel, match=words):
+        list(source.names)
+
+
+def test_weights_that_become_ternary_only_when_the_model_runs_are_refused(tmp_path):
+    """They are ordinary 16-bit floats, so only the settings tell."""
+    settings = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
+    tensors: Stored = {f"{BASE}.weight": ("BF16", bf16(np.ones((ROWS, COLUMNS))))}
+    source = Checkpoint(write(tmp_path / "model", tensors, {"quantization_config": settings}))
+    with pytest.raises(UnsupportedModel, match="convert the folder that stores them as ternary"):
         list(source.names)
 
 
