@@ -1,8 +1,8 @@
 """Compare weights in low precision with the libraries that define the formats, to the last bit.
 
-Run in an environment with torch, transformers, compressed-tensors, bitsandbytes, nvidia-modelopt, auto-gptq,
-gptqmodel and autoawq besides Tessera's own packages. The last three can be installed without most of what they need
-(`pip install --no-deps`): only their readers in torch are imported.
+Run in an environment with torch, transformers, compressed-tensors, bitsandbytes, nvidia-modelopt, torchao, mlx with
+mlx-cpu, auto-gptq, gptqmodel, auto-round and autoawq besides Tessera's own packages. The last four can be installed
+without most of what they need (`pip install --no-deps`): only their readers in torch are imported.
 
     PYTHONPATH=. python tests/optin/low_precision.py [WORD IN THE NAME OF A FORMAT]
 """
@@ -13,16 +13,19 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from bitsandbytes import functional as bnb
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from modelopt.torch.quantization.qtensor import MXFP4QTensor, NVFP4QTensor
 from safetensors.torch import save_file
+from transformers.integrations.bitnet import unpack_weights
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -76,8 +79,8 @@ def reader(name: str, *packages: str) -> Any:
             spec = importlib.util.find_spec(package)
             assert spec is not None
             bare = ModuleType(package)
-            # GPTQModel's readers ask their package for DEBUG_ON.
-            vars(bare).update(__path__=spec.submodule_search_locations, DEBUG_ON=False)
+            # What the readers of GPTQModel and AutoRound import from their packages.
+            vars(bare).update(__path__=spec.submodule_search_locations, DEBUG_ON=False, get_packing_device=None)
             sys.modules[package] = bare
     return importlib.import_module(name)
 
@@ -135,21 +138,44 @@ def fp4(by: str) -> Made:
     return {f"{BASE}.{k}": v for k, v in tensors.items()}, {"quant_method": "modelopt"}, read
 
 
-def gptq(version: str, bits: int, *, is_sorted: bool = False, of: str = "gptqmodel") -> Made:
-    """Every code and zero. GPTQModel adds one to every field of a word at once, AutoGPTQ field by field.
+def half_of_range(version: str, of: str, groups: int) -> torch.Tensor:
+    """Zeros of 3 bits that are half of the range, in words, as each program stores them."""
+    fields = sum(((4 if version == "gptq_v2" or of == "gptqmodel" else 3) << 3 * i) for i in range(32))
+    parts = [fields >> 32 * i & 0xFFFFFFFF for i in range(3)]
+    if version == "gptq" and of == "gptqmodel":
+        parts = [(p - one) % (1 << 32) for p, one in zip(parts, (0x24924924, 0x92492492, 0x49249249), strict=True)]
+    return torch.tensor([parts * (ROWS // 32)] * groups, dtype=torch.int64).to(torch.int32)
 
-    Both agree if no stored zero has its highest bit set, so AutoGPTQ gets no others.
+
+def gptq(
+    version: str,
+    bits: int,
+    *,
+    is_sorted: bool = False,
+    of: str = "gptqmodel",
+    settings: dict[str, Any] | None = None,
+) -> Made:
+    """Every code and zero. GPTQModel adds one to every field of a word at once, the others field by field.
+
+    All agree if no stored zero has its highest bit set, so the others get no such zeros. Of 3 bits in the first
+    version, only zeros that are half of the range can be read. AutoGPTQ also stores biases of zeros.
     """
     size, groups = 128, COLUMNS // 128
     zeros = words(groups, ROWS * bits // 32)
-    if of == "auto_gptq":
+    if bits == 3 and version == "gptq":
+        zeros = half_of_range(version, of, groups)
+    elif of != "gptqmodel" and version == "gptq":
         zeros &= 0x77777777
     scales = (torch.rand(groups, ROWS) / 50).to(torch.float16)
     order = (torch.randperm(COLUMNS) if is_sorted else torch.arange(COLUMNS)).to(torch.int32) // size
     tensors = {"qweight": words(COLUMNS * bits // 32, ROWS), "qzeros": zeros, "scales": scales, "g_idx": order}
-    settings = {"quant_method": "gptq", "bits": bits, "group_size": size, "checkpoint_format": version}
-    settings["desc_act"] = is_sorted
-    return {f"{BASE}.{k}": v for k, v in tensors.items()}, settings, _read_gptq(of, version, bits, size, tensors)
+    read = _read_gptq(of, version, bits, size, tensors)
+    if settings is None:
+        settings = {"quant_method": "gptq", "checkpoint_format": version, "desc_act": is_sorted}
+    if of == "auto_gptq":
+        tensors["bias"] = torch.zeros(ROWS, dtype=torch.float16)
+    stated = {"bits": bits, "group_size": size, **settings}
+    return {f"{BASE}.{k}": v for k, v in tensors.items()}, stated, read
 
 
 def _read_gptq(of: str, version: str, bits: int, size: int, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -160,6 +186,13 @@ def _read_gptq(of: str, version: str, bits: int, size: int, tensors: dict[str, t
         layer.load_state_dict(tensors)
         found: torch.Tensor = layer(torch.eye(COLUMNS, dtype=torch.float16)).T
         return found
+    if of == "auto_round":
+        name = f"auto_round_extension.torch.qlinear_torch{'_zp' if version == 'gptq' else ''}"
+        packages = ("auto_round", "auto_round.utils", "auto_round_extension", "auto_round_extension.torch")
+        layer = reader(name, *packages).QuantLinear(bits, size, COLUMNS, ROWS, bias=False, g_idx=True)
+        layer.load_state_dict(tensors)
+        values_of_identity: torch.Tensor = layer(torch.eye(COLUMNS, dtype=torch.float16)).T
+        return values_of_identity
     layer = reader("gptqmodel.nn_modules.qlinear.torch", "gptqmodel", "gptqmodel.models").TorchLinear(
         bits=bits, group_size=size, sym=False, desc_act=False, in_features=COLUMNS, out_features=ROWS, bias=False
     )
@@ -181,6 +214,70 @@ def awq() -> Made:
     return {f"{BASE}.{k}": v for k, v in tensors.items()}, settings, read
 
 
+def awq_by_rows() -> Made:
+    """Every code and zero in the layout "gemv", as AutoAWQ writes them; it reads them on GPUs only."""
+    size, groups = 128, COLUMNS // 128
+    codes, zeros = torch.randint(0, 16, (ROWS, COLUMNS)), torch.randint(0, 16, (ROWS, groups))
+    scales = (torch.rand(ROWS, groups) / 50 + 0.001).to(torch.float16)
+    steps, less = scales.repeat_interleave(size, dim=1).float(), zeros.repeat_interleave(size, dim=1)
+    linear = torch.nn.Linear(COLUMNS, ROWS, bias=False)
+    linear.weight.data = (codes - less) * steps
+    module = reader("awq.modules.linear.gemv", "awq", "awq.modules", "awq.modules.linear")
+    layer = module.WQLinear_GEMV.from_linear(linear, 4, size, scales=scales, zeros=zeros)
+    settings = {"quant_method": "awq", "bits": 4, "group_size": size, "version": "gemv", "zero_point": True}
+    tensors = {f"{BASE}.{k}": getattr(layer, k) for k in ("qweight", "qzeros", "scales")}
+    return tensors, settings, ((codes - less) * steps).to(torch.float16)
+
+
+def mlx(bits: int) -> Made:
+    """Every code, as MLX reads it in float32; in bfloat16 its CPU code rounds twice, unlike its GPU products."""
+    core = importlib.import_module("mlx.core")
+    size, packed = 64, words(ROWS, COLUMNS * bits // 32)
+    scales, lows = ((torch.rand(ROWS, COLUMNS // size) - at).to(torch.bfloat16) / 50 for at in (0, 0.5))
+    floats = [core.array(part.float().numpy()) for part in (scales, lows)]
+    read = core.dequantize(core.array(packed.numpy().view("u4")), *floats, group_size=size, bits=bits)
+    tensors = {"weight": packed.view(torch.uint32), "scales": scales, "biases": lows}
+    values = torch.from_numpy(np.array(read)).to(torch.bfloat16)
+    return {f"{BASE}.{k}": v for k, v in tensors.items()}, {"group_size": size, "bits": bits}, values
+
+
+def bitnet() -> Made:
+    """Ternary codes, as transformers unpacks them; its layers divide the products by the scale."""
+    quarters = torch.randint(0, 3, (4, ROWS // 4, COLUMNS), dtype=torch.uint8)
+    packed = sum(quarters[i] << 2 * i for i in range(4))
+    assert isinstance(packed, torch.Tensor)
+    scale = torch.tensor([71.5], dtype=torch.bfloat16)
+    read = (unpack_weights(packed, torch.float32) / scale.float()).to(torch.bfloat16)
+    tensors = {f"{BASE}.weight": packed, f"{BASE}.weight_scale": scale}
+    return tensors, {"quant_method": "bitnet", "linear_class": "bitlinear"}, read
+
+
+def torchao(kind: str) -> Made:
+    """What a tensor of torchao stores in safetensors, and its own floats."""
+    library = importlib.import_module("torchao.quantization")
+    if kind == "groups":
+        made = library.IntxUnpackedToInt8Tensor.from_hp(
+            weights(), (1, 32), torch.int4, mapping_type=library.MappingType.ASYMMETRIC
+        )
+    else:
+        made = getattr(library, kind).from_hp(weights(), granularity=library.PerRow())
+    names = [*made.tensor_data_names, *getattr(made, "optional_tensor_data_names", ())]
+    stored = {name: getattr(made, name) for name in names}
+    tensors = {f"{BASE}._weight_{name}": part for name, part in stored.items() if part is not None}
+    return tensors, {"quant_method": "torchao"}, made.dequantize().to(torch.bfloat16)
+
+
+def pairs_of_rows() -> Made:
+    """Signed 4 bits with factors of the inputs, as ModelOpt exports them; TensorRT reads them."""
+    codes = torch.randint(-8, 8, (ROWS, COLUMNS))
+    scales, factors = torch.rand(ROWS, COLUMNS // 128) / 50 + 0.001, torch.rand(COLUMNS).to(torch.bfloat16) + 0.5
+    values = codes * scales.repeat_interleave(128, dim=1)
+    pack = importlib.import_module("modelopt.torch.export.quant_utils").pack_int4_in_uint8
+    tensors = {"weight": pack(values, scales, 128), "weight_scale": scales, "pre_quant_scale": factors}
+    settings = {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}
+    return {f"{BASE}.{k}": v for k, v in tensors.items()}, settings, (values * factors.float()).to(torch.bfloat16)
+
+
 def bits4(kind: str, *, nested: bool) -> Made:
     packed, state = bnb.quantize_4bit(weights(), quant_type=kind, compress_statistics=nested)
     tensors = {f"{BASE}.weight": packed}
@@ -198,6 +295,7 @@ def _integers(bits: int, **changes: Any) -> QuantizationArgs:
     return QuantizationArgs(**{"num_bits": bits, "type": "int", "strategy": "group", "group_size": 128, **changes})
 
 
+AUTO_ROUND = {"quant_method": "auto-round", "packing_format": "auto_round:gptqmodel"}
 KINDS: dict[str, Callable[[], Made]] = {
     "pack-quantized, 4 bits": lambda: compressed("pack-quantized", _integers(4)),
     "pack-quantized, 4 bits, 32": lambda: compressed("pack-quantized", _integers(4, group_size=32)),
@@ -205,6 +303,12 @@ KINDS: dict[str, Callable[[], Made]] = {
     "pack-quantized, zero points": lambda: compressed(
         "pack-quantized", _integers(4, symmetric=False), zero_points=True
     ),
+    "pack-quantized, 3 bits": lambda: compressed("pack-quantized", _integers(3)),
+    "pack-quantized, 5 bits, zero points": lambda: compressed(
+        "pack-quantized", _integers(5, symmetric=False), zero_points=True
+    ),
+    "pack-quantized, 6 bits": lambda: compressed("pack-quantized", _integers(6)),
+    "pack-quantized, 7 bits": lambda: compressed("pack-quantized", _integers(7)),
     "int-quantized": lambda: compressed("int-quantized", _integers(8, strategy="channel", group_size=None)),
     "float-quantized": lambda: compressed(
         "float-quantized", _integers(8, type="float", strategy="channel", group_size=None)
@@ -233,7 +337,26 @@ KINDS: dict[str, Callable[[], Made]] = {
     "GPTQ, 2 bits": lambda: gptq("gptq", 2),
     "GPTQ, 4 bits, second version, sorted columns": lambda: gptq("gptq_v2", 4, is_sorted=True),
     "GPTQ, 4 bits, sorted columns, by AutoGPTQ": lambda: gptq("gptq", 4, is_sorted=True, of="auto_gptq"),
+    "GPTQ, 3 bits, second version": lambda: gptq("gptq_v2", 3),
+    "GPTQ, 3 bits": lambda: gptq("gptq", 3),
+    "GPTQ, 3 bits, by AutoGPTQ": lambda: gptq("gptq", 3, of="auto_gptq"),
+    "AutoRound, 4 bits": lambda: gptq("gptq_v2", 4, of="auto_round", settings=AUTO_ROUND),
+    "AutoRound, 2 bits": lambda: gptq("gptq_v2", 2, of="auto_round", settings=AUTO_ROUND),
+    "AutoRound, 3 bits": lambda: gptq("gptq_v2", 3, of="auto_round", settings=AUTO_ROUND),
+    "AutoRound, 4 bits, as AutoGPTQ": lambda: gptq(
+        "gptq", 4, of="auto_round", settings={**AUTO_ROUND, "packing_format": "auto_round:auto_gptq"}
+    ),
+    "AutoRound, 3 bits, as AutoGPTQ": lambda: gptq(
+        "gptq", 3, of="auto_round", settings={**AUTO_ROUND, "packing_format": "auto_round:auto_gptq"}
+    ),
     "AWQ": awq,
+    "AWQ, by rows": awq_by_rows,
+    **{f"MLX, {bits} bits": partial(mlx, bits) for bits in (2, 3, 4, 5, 6, 8)},
+    "BitNet": bitnet,
+    "FP8 of torchao, rows": lambda: torchao("Float8Tensor"),
+    "8 bits of torchao, rows": lambda: torchao("Int8Tensor"),
+    "4 bits of torchao in bytes, groups with zero points": lambda: torchao("groups"),
+    "4 bits of ModelOpt, factors of inputs": pairs_of_rows,
     "NF4": lambda: bits4("nf4", nested=False),
     "NF4, scales in 8 bits": lambda: bits4("nf4", nested=True),
     "FP4": lambda: bits4("fp4", nested=False),
@@ -249,6 +372,7 @@ def differing(made: Made) -> int:
         save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps({"dtype": "bfloat16", "quantization_config": settings}))
         source = Checkpoint(folder)
+        assert source.names == (f"{BASE}.weight",)
         found = torch.from_numpy(source.rows(f"{BASE}.weight", 0, ROWS).copy().view("i2"))
     return int((found != wanted.contiguous().view(torch.int16)).sum())
 
