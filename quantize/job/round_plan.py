@@ -75,7 +75,7 @@ class _Rounding:
     ) -> None:
         self._request, self._source, self._pending = request, source, pending
         self._on_progress, self._cancelled, self._executor = on_progress, cancelled, executor
-        self._total = float(sum(source.info(n).num_values for n in pending))
+        self._total, self._done = float(sum(source.info(n).num_values for n in pending)), 0.0
 
     def by_subset(self, folder: WorkFolder) -> None:
         """Process tensor groups in batches whose Hessians fit in memory."""
@@ -116,4 +116,6 @@ class _Rounding:
                 ("round", TensorsRequest(round=self._request, names=tuple(sorted(part, key=order.__getitem__))))
                 for part in share_out(units, parts, cost)
             ]
-            self._executor.run(tasks, joined(self._on_progress, self._total), self._cancelled)
+            report = joined(self._on_progress, self._total, self._done)
+            self._executor.run(tasks, report, self._cancelled)
+            self._done += sum(self._source.info(unit.name).num_values for unit in units)

@@ -163,8 +163,8 @@ def hessians_fit_on_disk(folder: WorkFolder, groups: tuple[SharedInputGroup, ...
     return needed <= _KEEP_FRAC * (shutil.disk_usage(folder.path).free + needed)
 
 
-def joined(on_progress: OnProgress, total: float) -> Callable[[int, Progress], None]:
-    """Combine the progress of several child processes; `total` is their total work."""
+def joined(on_progress: OnProgress, total: float, before: float = 0.0) -> Callable[[int, Progress], None]:
+    """Combine the progress of several child processes; `total` is all work, of which `before` was done earlier."""
     done: dict[int, float] = {}
     left_s: dict[int, float] = {}
 
@@ -172,7 +172,9 @@ def joined(on_progress: OnProgress, total: float) -> Callable[[int, Progress], N
         done[index] = progress.done
         left_s[index] = progress.left_s or 0.0
         slowest = max(left_s.values()) or None
-        on_progress(msgspec.structs.replace(progress, done=sum(done.values()), total=total, left_s=slowest))
+        on_progress(
+            msgspec.structs.replace(progress, done=before + sum(done.values()), total=total, left_s=slowest)
+        )
 
     return report
 

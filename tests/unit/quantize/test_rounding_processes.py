@@ -8,7 +8,7 @@ import pytest
 from quantize.child import Executor
 from quantize.job.round_plan import _Rounding
 from quantize.measure.run import parts_in_memory
-from quantize.measurements import MeasureRequest, RoundRequest
+from quantize.measurements import MeasureRequest, Progress, RoundRequest
 from quantize.native.source_weights import SourceWeights
 from quantize.types import Rounding
 
@@ -49,3 +49,27 @@ def test_fewer_processes_round_wide_matrices_if_memory_is_short(rounding, most, 
     narrow = [batch for batch in batches if any("attn_q" in name for part in batch for name in part)]
     assert max(map(len, wide)) == most
     assert max(map(len, narrow)) == 4
+
+
+def test_progress_does_not_start_again_with_the_wide_matrices(tmp_path, shape, free_memory):
+    free_memory(20)
+    source = SourceWeights(shape.write(layers=6, ffn=14336))
+    (tmp_path / "text").write_text("text")
+    measure = MeasureRequest(
+        source=source.path, calibration=tmp_path / "text", cache_dir=tmp_path / "cache", threads=4
+    )
+    names = [name for name in source.names if "attn_q.weight" in name or "ffn_down" in name]
+    request = RoundRequest(measure=measure, types=dict.fromkeys(names, "Q4_K"), rounding=Rounding.GPTQ)
+    seen = []
+
+    def run(tasks, report, _cancelled):
+        for index, (_, task) in enumerate(tasks):
+            whole = sum(source.info(name).num_values for name in task.names)
+            for part in (0.5, 1.0):
+                report(index, Progress(phase="round", done=part * whole, total=whole))
+        return [0] * len(tasks)
+
+    _Rounding(request, source, names, seen.append, lambda: False, Executor(run)).round(names)
+    done = [progress.done for progress in seen]
+    assert done == sorted(done)
+    assert done[-1] == seen[-1].total == sum(source.info(name).num_values for name in names)
