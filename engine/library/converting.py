@@ -33,6 +33,8 @@ def convert_folder(
     if not (folder / "config.json").is_file():
         raise InputFault(because("no_config", folder=str(folder)), "folder")
     target = (out or catalogue.paths.models / "local" / f"{folder_name(folder)}.gguf").absolute()
+    if target.suffix.lower() != ".gguf":
+        raise InputFault(because("not_named_gguf", path=str(target)), "out")
     if target.exists():
         raise InputFault(because("there_already", path=str(target)), "out")
     try:

@@ -77,6 +77,7 @@ _DISK: Final = {
     "nothing_at_path": "{path} does not exist; give a file, a folder, or one of: {apps}",
     "not_in_trash": "{ticket!r} is not in the trash",
     "no_config": "{folder} is not a model folder: it contains no config.json.",
+    "not_named_gguf": "{path}: the name must end in .gguf, by which programs know models.",
     "there_already": "{path} already exists; name another file.",
     "models_are_there": "the models are in {path} already",
     "folder_within": "{path} is within the models folder {models}; name a folder outside of it",

@@ -54,15 +54,13 @@ class Output:
         self._guard: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
-        """Check the folder. Raises: InvalidOption: the file exists, or is a folder.
+        """Check the folder. Raises: InvalidOption: the file exists.
 
         NotWritable: the folder is missing or read-only.
         """
         if not self._writes:
             _check_folder(self.path.parent)
             return self
-        if self.path.is_dir():
-            raise InvalidOption("OUT", f"{self.path} is a folder; name a file in it")
         if self.path.exists() and not self._overwrite:
             raise InvalidOption("OUT", f"{self.path} exists already; choose another name or add --overwrite")
         folder = self.path.parent

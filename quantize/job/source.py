@@ -11,7 +11,7 @@ import numpy as np
 from devices.errors import Cancelled, TesseraError
 from quantize.child import answer_of
 from quantize.errors import CannotRead, InvalidOption, SourceChanged
-from quantize.files.gguf_split import GgufModel, present_files, read_gguf_model
+from quantize.files.gguf_split import GgufModel, model_files, present_files, read_gguf_model
 from quantize.files.gguf_write import header
 from quantize.files.imatrix import Importance, read_imatrix, write_imatrix
 from quantize.files.measurement_folder import WorkFolder, hash_is_cached, read_json, write_json
@@ -55,12 +55,13 @@ def check_unchanged(source: Path, before: Identity) -> None:
 
 
 def check_target(source: Path, out: Path) -> None:
-    """Raises: InvalidOption: the output would replace a file of the source. CannotRead."""
-    folder = source if source.is_dir() else source.parent
-    names = {name for name, _, _ in identity(source)} if source.exists() else set()
-    # Other GGUF files in a folder of safetensors are not read.
-    names = {name for name in names if not (source.is_dir() and name.endswith(".gguf"))}
-    if out.resolve() in {source.resolve(), *((folder / name).resolve() for name in names)}:
+    """Raises: InvalidOption: no file of that name is made, or it would replace one of the source. CannotRead."""
+    if out.is_dir():
+        raise InvalidOption("OUT", f"{out} is a folder; name a file in it")
+    if out.suffix.lower() != ".gguf":
+        raise InvalidOption("OUT", f"the name {out.name} must end in .gguf, by which programs know models")
+    parts = () if source.is_dir() else model_files(source)
+    if out.resolve() in {path.resolve() for path in (source, *parts)}:
         raise InvalidOption("OUT", "it is the SOURCE itself or a part of it, which is never written to")
 
 

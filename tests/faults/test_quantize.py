@@ -123,7 +123,7 @@ def test_a_file_is_written_into_the_folder_of_its_source(tmp_path):
         "out.tessera.json",
     }
     run(tmp_path, source=folder, out=out, overwrite=True)
-    with pytest.raises(InvalidOption, match="SOURCE itself"):
+    with pytest.raises(InvalidOption, match=r"must end in \.gguf"):
         run(tmp_path, source=folder, out=folder / "model.safetensors", overwrite=True)
 
 

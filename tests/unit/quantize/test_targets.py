@@ -5,7 +5,6 @@ import shutil
 import pytest
 
 from quantize.errors import CannotRead, InvalidOption, NotWritable, SourceChanged
-from quantize.files.output_file import Output
 from quantize.job.source import check_target, check_unchanged, identity, watched
 
 
@@ -38,16 +37,11 @@ def test_a_folder_that_is_removed_is_named(folder):
         job()
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "../a model/config.json"])
-def test_a_file_of_the_source_is_never_replaced(name, folder):
-    with pytest.raises(InvalidOption, match="SOURCE itself"):
-        check_target(folder, folder / name)
-
-
 def test_other_files_of_the_folder_may_be_replaced(folder):
     check_target(folder, folder / "older.gguf")
     check_target(folder, folder / "new.gguf")
-    check_target(folder, folder.parent / "config.json")
+    with pytest.raises(InvalidOption, match=r"must end in \.gguf"):
+        check_target(folder, folder / "model.safetensors")
 
 
 def test_no_part_of_a_split_source_is_replaced(tmp_path):
@@ -60,8 +54,13 @@ def test_no_part_of_a_split_source_is_replaced(tmp_path):
     check_target(parts[0], tmp_path / "model-00001-of-00003.gguf")
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_folder_in_place_of_the_file_is_refused_before_the_work(overwrite, folder):
-    with pytest.raises(InvalidOption, match="is a folder; name a file in it"), Output(folder, overwrite=overwrite):
-        pytest.fail("the job began")
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors", "older.gguf"]
+def test_a_folder_in_place_of_the_file_is_refused(folder):
+    with pytest.raises(InvalidOption, match="is a folder; name a file in it"):
+        check_target(folder / "older.gguf", folder)
+
+
+@pytest.mark.parametrize("name", ["small", "Model-4.5GiB", "model.bin"])
+def test_a_name_that_no_program_takes_for_a_model_is_refused(name, folder):
+    with pytest.raises(InvalidOption, match=f"{name} must end in .gguf"):
+        check_target(folder, folder.parent / name)
+    check_target(folder, folder.parent / f"{name}.GGUF")
