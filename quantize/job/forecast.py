@@ -114,7 +114,8 @@ def forecast(shape: JobShape, plan: QuantPlan, rates: Rates) -> Forecast:
     shape = msgspec.structs.replace(shape, octet_weights=_octet_weights(plan))
     file_bytes = plan.file_bytes
     phases = seconds_by_phase(shape, rates)
-    source_bytes = _source_bytes(shape.model)
+    # The job's own copies of the source: a folder's conversion, and the one with smoothed inputs.
+    copied = shape.source_bytes * shape.converts + _source_bytes(shape.model) * _smooths(shape)
     packed = file_bytes if shape.rounding != Rounding.STOCK else 0
     compares = bool(shape.verify_tokens)
     low, high = loss_range(plan.damage, plan.evidence)
@@ -122,7 +123,7 @@ def forecast(shape: JobShape, plan: QuantPlan, rates: Rates) -> Forecast:
     return Forecast(
         seconds=sum(phases.values()),
         phases=phases,
-        disk_bytes=(2 if compares else 1) * file_bytes + packed + (source_bytes if _smooths(shape) else 0),
+        disk_bytes=(2 if compares else 1) * file_bytes + packed + copied,
         memory_bytes=_memory_bytes(shape, plan),
         kld=plan.damage,
         kld_low=low,

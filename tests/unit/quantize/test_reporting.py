@@ -162,6 +162,14 @@ def test_memory_of_tier_instant_is_forecast_by_threads_vocabulary_and_grids(plan
     assert memory(verify_tokens=2048) == files + forecasting._EVALUATION_BYTES
 
 
+def test_the_conversion_of_a_folder_needs_disk(plan):
+    model, chosen = plan
+    shape = shape_of(model, effort_of("balanced"))
+    folder = msgspec.structs.replace(shape, converts=True, source_bytes=1 << 30)
+    need = [forecast(each, chosen, {}).disk_bytes for each in (shape, folder)]
+    assert need[1] - need[0] == 1 << 30
+
+
 def test_measuring_is_forecast_by_the_positions_that_swaps_compare(plan, monkeypatch):
     shape = shape_of(plan[0], effort_of("balanced"))
     every_second = seconds_by_phase(shape, {})["measure"]
