@@ -1,5 +1,6 @@
 """Progress of long work on the terminal."""
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -98,15 +99,18 @@ class JobLine:
         self._enabled = enabled
 
     def update(self, progress: "Progress") -> None:
-        """Show phase, total progress, tensor and remaining time."""
+        """Show phase, total progress, remaining time and tensor, as much as fits into one line."""
         if not self._enabled:
             return
+        from app.format import duration
+
         share = progress.done / progress.total if progress.total else 0.0
-        remaining = "" if progress.eta_s is None else f", {progress.eta_s:.0f} s left"
+        remaining = "" if progress.eta_s is None else f", {duration(progress.eta_s)} left"
         keeps = ", Ctrl-C keeps the file so far" if progress.partial.get("usable") else ""
-        text = f"{progress.phase} {share:4.0%}{keeps} {progress.note}{remaining}"
-        draw(f"\r\x1b[2K{text[:100]}")
+        text = f"{progress.phase} {share:4.0%}{remaining}{keeps} {progress.note}"
+        # A longer line would continue in the next one, which is not erased.
+        draw(f"{_CLEAR}{text[: shutil.get_terminal_size().columns - 1]}")
 
     def clear(self) -> None:
         if self._enabled:
-            draw("\r\x1b[2K")
+            draw(_CLEAR)

@@ -3,6 +3,7 @@
 import errno
 import sys
 
+import msgspec
 import pytest
 
 from app.cli import bench_job
@@ -34,6 +35,19 @@ def answering():
     line = PhaseLine()
     line.show(WAITING)
     line.clear()
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_a_job_takes_one_line_of_any_terminal_and_names_its_time(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    progress = Progress(
+        phase="measure", done=450, total=1000, note="blk.12.ffn_gate_exps.weight", partial={"usable": "unmeasured"}
+    )
+    JobLine(enabled=True).update(msgspec.structs.replace(progress, eta_s=5400.0))
+    text = capsys.readouterr().err.removeprefix("\r\x1b[2K")
+    assert len(text) < columns
+    assert text.startswith("measure  45%, 1 h 30 min left, Ctrl-C")
+    assert ("blk.12" in text) == (columns > 60)
 
 
 @pytest.mark.parametrize("show", [quantizing, answering, lambda: bench_job._line("512 tokens")])
