@@ -103,8 +103,7 @@ def make_plan(question: PlanInput, goal: SizeTarget) -> QuantPlan:
     chosen = solve(items, limit - overhead)
     if chosen is None:
         rows = unquantizable_rows(question.model)
-        n_ctx = goal.n_ctx or 0 if in_memory else 0
-        raise BudgetTooSmall(limit + goal.fixed_bytes, smallest + goal.fixed_bytes, rows, n_ctx)
+        raise BudgetTooSmall(limit + goal.fixed_bytes, smallest + goal.fixed_bytes, rows, goal.n_ctx or 0)
     picks = [row[k] for row, k in zip(options, chosen.options, strict=False)]
     kv = question.kv[chosen.options[-1]] if in_memory and question.kv else None
     weights_limit = limit - (kv.num_bytes if kv else 0) + (question.header_bytes if in_memory else 0)
@@ -181,11 +180,9 @@ def _limit(question: PlanInput, goal: SizeTarget) -> int:
             raise InvalidOption("--bpw", "bits a weight must be above 0")
         values = sum(t.num_values for t in question.model.tensors)
         return question.header_bytes + int(goal.bpw * values / 8)
-    if goal.kind == "fit":
-        return (goal.limit_bytes or 0) - goal.fixed_bytes
-    if goal.limit_bytes is None or goal.limit_bytes <= 0:
+    if goal.kind != "fit" and (goal.limit_bytes or 0) <= 0:
         raise InvalidOption("--budget", "bytes must be above 0")
-    return goal.limit_bytes - goal.fixed_bytes
+    return (goal.limit_bytes or 0) - goal.fixed_bytes
 
 
 def _all_options(question: PlanInput) -> list[list[_Option]]:
