@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from devices.child_service import serve
 from devices.msgspec_lock import learned
+from engine.core.sendable import sendable
 from engine.documents.formats import reader_of
 from engine.documents.types import BadDocument, Block, Chunk, Page, PageRead, ReadAnswer, ReadRequest
 
@@ -111,6 +113,11 @@ MOST_CHARS: Final = 1300
 # A larger table is split between rows, and each chunk repeats the table head. About as long as a passage of text:
 # BM25 divides by the length, so the one row that answers would lose to short passages with common words.
 TABLE_CHARS: Final = 1000
+# A longer table head is not repeated.
+_HEAD_CHARS: Final = TABLE_CHARS // 2
+# Marks after which a long text is split, the best first. Chinese and Japanese have no spaces.
+_CUTS: Final = ("\n", ". ", "? ", "! ", "\u3002", "\uff1f", "\uff01", "; ", " ", "\u3001", "\uff0c")
+_SOFT_HYPHEN: Final = "\u00ad"
 
 
 class Cutter:
@@ -120,7 +127,7 @@ class Cutter:
         self._headings: list[tuple[int, str]] = []
 
     def cut(self, page: Page) -> PageRead:
-        return PageRead(page.number, page.label, tuple(self._chunks(page)), page.problem)
+        return PageRead(page.number, _clean(page.label), tuple(self._chunks(page)), _clean(page.problem))
 
     def _chunks(self, page: Page) -> Iterator[Chunk]:
         blocks: list[Block] = []
@@ -133,7 +140,7 @@ class Cutter:
                 yield Chunk(path, kind, text, blocks[0].line)
             blocks.clear()
 
-        for block in page.blocks:
+        for block in map(_cleaned, page.blocks):
             if block.kind == "heading":
                 yield from whole()
                 self._enter(block)
@@ -157,6 +164,16 @@ class Cutter:
         return " » ".join(text for _, text in self._headings[-4:])
 
 
+def _cleaned(block: Block) -> Block:
+    text = _clean(block.text)
+    return block if text is block.text else replace(block, text=text)
+
+
+def _clean(text: str) -> str:
+    """The text without soft hyphens, which split words in a search, and with U+FFFD for lone surrogates."""
+    return text if text.isascii() else sendable(text).replace(_SOFT_HYPHEN, "")
+
+
 def _says_something(blocks: list[Block]) -> bool:
     """Return whether there is more than a heading; a heading belongs to the text after it."""
     return any(block.kind != "heading" for block in blocks)
@@ -174,37 +191,50 @@ def _pieces(block: Block) -> Iterator[Block]:
 def _table(block: Block) -> Iterator[Block]:
     rows = block.text.split("\n")
     head = rows[:2] if len(rows) > 1 and set(rows[1]) <= set("|-: ") else rows[:1]
-    part, size, line = list(head), sum(map(len, head)), block.line
+    if sum(map(len, head)) > _HEAD_CHARS:
+        head = []
+    head_chars = sum(map(len, head))
+    part, size, line = list(head), head_chars, block.line
     for number, row in enumerate(rows[len(head) :], len(head)):
-        if size + len(row) > TABLE_CHARS and len(part) > len(head):
-            yield Block("table", "\n".join(part), line=line)
-            part, size = list(head), sum(map(len, head))
-            line = block.line + number if block.line else 0
-        part.append(row[:TABLE_CHARS])
-        size += len(row)
+        for piece in _split(row, TABLE_CHARS):
+            if size + len(piece) > TABLE_CHARS and len(part) > len(head):
+                yield Block("table", "\n".join(part), line=line)
+                part, size, line = list(head), head_chars, _line_of(block, number)
+            part.append(piece)
+            size += len(piece)
     yield Block("table", "\n".join(part), line=line)
+
+
+def _line_of(table: Block, row: int) -> int:
+    """The line of the file that a row of a table is in; 0 if it is unknown."""
+    if table.lines:
+        return table.lines[row]
+    return table.line + row if table.line else 0
 
 
 def _long(block: Block) -> Iterator[Block]:
     """Split at line ends, else at sentence ends, else anywhere; chunks are near the target size."""
-    text, start, line = block.text, 0, block.line
-    while len(text) - start > MOST_CHARS:
-        # Copy one window at a time: the rest of a file without line ends may have 100 million characters.
-        window = text[start : start + MOST_CHARS]
-        cut = -1
-        for mark in ("\n", ". ", "? ", "! ", "; ", " "):
-            cut_at = window.rfind(mark, TARGET_CHARS // 2)
-            if cut_at > 0:
-                cut = cut_at + len(mark)
-                break
-        cut = cut if cut > 0 else MOST_CHARS
-        piece = window[:cut]
-        yield Block(block.kind, piece.strip("\n"), line=line)
+    line = block.line
+    for piece in _split(block.text, MOST_CHARS):
+        text = piece.lstrip("\n")
+        if text.strip():
+            first = line + len(piece) - len(text) if line else 0
+            yield Block(block.kind, text.rstrip("\n"), line=first)
         line += piece.count("\n") if line else 0
+
+
+def _split(text: str, most: int) -> Iterator[str]:
+    """Pieces of at most `most` characters, which together are the text."""
+    start = 0
+    while len(text) - start > most:
+        # Copy one window at a time: the rest of a file without line ends may have 100 million characters.
+        window = text[start : start + most]
+        second_half = window[TARGET_CHARS // 2 :]
+        mark = next((mark for mark in _CUTS if mark in second_half), "")
+        cut = window.rfind(mark) + len(mark) if mark else most
+        yield window[:cut]
         start += cut
-    rest = text[start:]
-    if rest.strip():
-        yield Block(block.kind, rest.strip("\n"), line=line)
+    yield text[start:]
 
 
 if __name__ == "__main__":

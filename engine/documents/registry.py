@@ -32,10 +32,10 @@ from engine.message_catalog.reasons import Reason, because
 MAX_UNREAD: Final = 10_000
 # A file of a few kB can expand to any amount of text. This is twenty times the longest novel.
 MAX_CHARS: Final = 64_000_000
-# How files are read. If an index was built in another way, mails and files with tables are read again; equal
-# passages keep their vectors.
-_CUT: Final = "tables of 1000, mails with attachments"
-_WITHOUT_TABLES: Final = frozenset({"pdf", "picture", "code", "text"})
+# How files are read. If an index was built in another way, all files but these kinds are read again; equal passages
+# keep their vectors.
+_CUT: Final = "cells and lines of any length, rows by their numbers"
+_READ_AS_BEFORE: Final = frozenset({"pdf", "picture", "text"})
 # After this time the next file gets a turn.
 TURN_S: Final = 20.0
 Outcome = Literal["done", "later", "stopped"]
@@ -74,7 +74,7 @@ def update(
             (size, mtime) != (file.size_bytes, file.mtime_ns)
             or state == READING
             or file.path in scans
-            or (not cut_now and file.kind not in _WITHOUT_TABLES)
+            or (not cut_now and file.kind not in _READ_AS_BEFORE)
         ):
             waiting.append(file)
     store.remove([path for path in indexed if not walk.hid(path)])

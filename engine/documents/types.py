@@ -12,13 +12,15 @@ PART_CHARS: Final = 3000
 class Block(msgspec.Struct, frozen=True):
     """A coherent part of a page. A heading has a `level` from 1; `line` counts from 1 (0: unknown).
 
-    A table has one row per line, its head first; cells are separated by " | ".
+    A table has one row per line, its head first; cells are separated by " | ". `lines` are the lines of its rows in
+    the file, where a row may have several.
     """
 
     kind: BlockKind
     text: str
     level: int = 0
     line: int = 0
+    lines: tuple[int, ...] = ()
 
 
 class Page(msgspec.Struct, frozen=True):

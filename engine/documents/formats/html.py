@@ -24,6 +24,7 @@ _NO_TEXT: Final = frozenset({"script", "style", "template", "noscript"})
 # ARIA landmarks of page parts that are not content: they repeat on every page of a site.
 _LANDMARKS_LEFT_OUT: Final = frozenset({"banner", "contentinfo", "navigation", "search"})
 _HEADINGS: Final = {f"h{level}": level for level in range(1, 7)}
+_NOT_IN_CELLS: Final = frozenset({"table", *_HEADINGS})
 _ENDS: Final = frozenset({
     "p", "div", "section", "article", "li", "ul", "ol", "dl", "dt", "dd", "blockquote", "figure", "figcaption",
     "br", "hr", "main", "summary", "details", "textarea", "fieldset", "legend", "caption", "th", "form", "center",
@@ -117,7 +118,7 @@ class _Walk:
                 continue
             if not tag or tag in _LEFT_OUT or element.get("role") in _LANDMARKS_LEFT_OUT:
                 self._text.append(element.tail or "")
-            elif tag in _HEADINGS or tag in ("table", "pre"):
+            elif tag in _HEADINGS or tag == "pre" or (tag == "table" and not _is_layout(element)):
                 yield from self.flush()
                 yield from _preformatted(element, tag)
                 self._text.append(element.tail or "")
@@ -127,6 +128,14 @@ class _Walk:
                 self._text.append(element.text or "")
                 stack.append((element, True))
                 stack.extend((child, False) for child in reversed(element))
+
+
+def _is_layout(table: Any) -> bool:
+    """Return whether a table only arranges text: it contains tables or headings, or has a single column."""
+    inner = (part for part in table.iter() if part is not table and part.tag in _NOT_IN_CELLS)
+    if table.get("role") in ("presentation", "none") or next(inner, None) is not None:
+        return True
+    return all(sum(1 for _ in row.iter("th", "td")) <= 1 for row in table.iter("tr"))
 
 
 def _preformatted(element: Any, tag: str) -> Iterator[Block]:

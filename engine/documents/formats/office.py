@@ -184,7 +184,7 @@ def _far_columns() -> str:
 
 
 def _sheet(sheet: Any, number: int, left_out: set[str]) -> Iterator[Page]:
-    head, lines, count = "", [], 0
+    head, lines, first, last = "", [], 0, 0
     rows = sheet.iter_rows(max_row=_MAX_ROWS + 1, max_col=_MAX_COLUMNS + 1, values_only=True)
     for row_number, row in enumerate(rows, 1):
         if not any(value is not None for value in row):
@@ -197,14 +197,14 @@ def _sheet(sheet: Any, number: int, left_out: set[str]) -> Iterator[Page]:
         line = " | ".join("" if v is None else _cell(v) for v in row[:_MAX_COLUMNS]).rstrip(" |")
         if not line:
             continue
-        count += 1
+        first, last = first if lines else row_number, row_number
         head = head or line
         lines.append(line)
         if len(lines) >= _SHEET_ROWS:
-            yield _table(sheet.title, number, head, lines, count)
+            yield _table(sheet.title, number, head, lines, f"rows {first} to {last}")
             number, lines = number + 1, []
     if lines:
-        yield _table(sheet.title, number, head, lines, count)
+        yield _table(sheet.title, number, head, lines, f"rows {first} to {last}")
         number += 1
     if left_out:
         yield Page(number, label=sheet.title, problem="; ".join(sorted(left_out)))
@@ -216,10 +216,9 @@ def _cell(value: object) -> str:
     return " ".join((str(value.date()) if isinstance(value, datetime) and is_day else str(value)).split())
 
 
-def _table(title: str, number: int, head: str, rows: list[str], last: int) -> Page:
-    begin = last - len(rows) + 1
+def _table(title: str, number: int, head: str, rows: list[str], place: str) -> Page:
     text = "\n".join(rows if rows[0] == head else [head, *rows])
-    return Page(number, (Block("heading", title, 1), Block("table", text)), f"{title}, rows {begin} to {last}")
+    return Page(number, (Block("heading", title, 1), Block("table", text)), f"{title}, {place}")
 
 
 # Word documents: the text that Word displays, read from the XML itself.

@@ -31,27 +31,47 @@ def table(path: Path) -> Iterator[Page]:
     except csv.Error:
         dialect = csv.excel_tab if path.suffix.lower() == ".tsv" else csv.excel
     csv.field_size_limit(_MOST_CELL_CHARS)
-    head, lines, size, number, row_number = "", [], 0, 1, 0
+    # keep line ends, which a cell may contain
+    reader = csv.reader(io.StringIO(text, newline=""), dialect)
+    part, number, row_number = _Part(), 1, 0
+    line = next_line = 2 if stated else 1
     try:
-        # keep line ends, which a cell may contain
-        for row in csv.reader(io.StringIO(text, newline=""), dialect):
-            line = " | ".join(" ".join(cell.split()) for cell in row)
-            if not line.strip(" |"):
+        for row_number, cells in enumerate(reader, 1):  # empty rows count, as in a spreadsheet
+            line, next_line = next_line, reader.line_num + (2 if stated else 1)
+            row = " | ".join(" ".join(cell.split()) for cell in cells)
+            if not row.strip(" |"):
                 continue
-            row_number += 1
-            head = head or line
-            lines.append(line)
-            size += len(line)
-            if len(lines) >= _ROWS or size >= PART_CHARS:
-                yield _page(number, head, lines, row_number)
-                lines, size, number = [], 0, number + 1
+            part.add(row, row_number, line)
+            if len(part.rows) >= _ROWS or part.chars >= PART_CHARS:
+                yield part.page(number)
+                part, number = _Part(part.head), number + 1
     except csv.Error as error:
         raise BadDocument(f"row {row_number + 1} is not a row of a table ({error})") from error
-    if lines:
-        yield _page(number, head, lines, row_number)
+    if part.rows:
+        yield part.page(number)
 
 
-def _page(number: int, head: str, rows: list[str], last: int) -> Page:
-    begin = last - len(rows) + 1
-    body = "\n".join(rows if rows[0] == head else [head, *rows])
-    return Page(number, (Block("table", body, line=begin),), f"rows {begin} to {last}")
+class _Part:
+    """Rows of a page, with their numbers in the table and their first lines in the file."""
+
+    def __init__(self, head: tuple[str, int] | None = None) -> None:
+        self.head = head
+        self.rows: list[str] = []
+        self.chars = 0
+        self._numbers: list[int] = []
+        self._lines: list[int] = []
+
+    def add(self, row: str, number: int, line: int) -> None:
+        self.rows.append(row)
+        self.chars += len(row)
+        self._numbers.append(number)
+        self._lines.append(line)
+        self.head = self.head or (row, line)
+
+    def page(self, number: int) -> Page:
+        assert self.head is not None
+        rows, lines = self.rows, self._lines
+        if self.head[1] != lines[0]:
+            rows, lines = [self.head[0], *rows], [self.head[1], *lines]
+        block = Block("table", "\n".join(rows), line=self._lines[0], lines=tuple(lines))
+        return Page(number, (block,), f"rows {self._numbers[0]} to {self._numbers[-1]}")

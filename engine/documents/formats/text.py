@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from markdown_it import MarkdownIt
+from msgspec.structs import replace
 
 from engine.documents.formats.pseudo_pages import decoded, in_parts, paragraphs
 from engine.documents.types import PART_CHARS, BadDocument, Block, Page
@@ -15,6 +16,10 @@ _JSON = frozenset({".json", ".jsonc", ".jsonl", ".ndjson", ".geojson"})
 _CODE_LINES = 40
 _OUTPUT_CHARS = 4000
 _MEAN_LINE_CHARS = 400
+# So many characters without a space are data in letters (base64), of which only the beginning is indexed.
+_DATA_CHARS = 2000
+_DATA = re.compile(rf"[!-~]{{{_DATA_CHARS},}}")
+_ESCAPES = re.compile(r"(?<!\\)(?:\\u[0-9a-fA-F]{4})+")
 # "CHAPTER 12. The Whale", "Part II", "3.2 Results" as a separate paragraph.
 _HEADING = re.compile(
     r"(?:(?:chapter|part|book|section|appendix)\s+[\divxlc]+\b.{0,80}|\d+(?:\.\d+)+\.?\s+\S.{0,80})$", re.IGNORECASE
@@ -75,14 +80,14 @@ def _markdown(source: str) -> Iterator[Block]:
 
 def code(path: Path) -> Iterator[Page]:
     """Source code split by definitions."""
-    source = decoded(path.read_bytes())
+    source, has_lines = decoded(path.read_bytes()), True
     if path.suffix.lower() in _JSON:
-        source = _unfolded(source)
+        source, has_lines = _unfolded(source)
     lines = source.split("\n")
     if len(source) / max(len(lines), 1) > _MEAN_LINE_CHARS:
         # Its words would only add noise.
         raise BadDocument(f"it is generated: its lines have more than {_MEAN_LINE_CHARS} characters on average")
-    yield from in_parts(_code(lines))
+    yield from in_parts(_code(lines) if has_lines else (replace(block, line=0) for block in _code(lines)))
 
 
 def notebook(path: Path) -> Iterator[Page]:
@@ -114,20 +119,27 @@ def _joined(text: str | list[str]) -> str:
     return text if isinstance(text, str) else "".join(text)
 
 
-def _unfolded(source: str) -> str:
-    """JSON and JSON Lines with one value per line; a single long line is data, not generated code."""
+def _unfolded(source: str) -> tuple[str, bool]:
+    """JSON or JSON Lines with readable letters and without long lines, and whether its lines are the file's own.
+
+    A single long line is data, not generated code, so it is written with one value per line.
+    """
+    if max(map(len, source.split("\n"))) <= _MEAN_LINE_CHARS:
+        return _ESCAPES.sub(_unescaped, source), True
     try:
-        return json.dumps(json.loads(source), ensure_ascii=False, indent=1)
+        return json.dumps(json.loads(source), ensure_ascii=False, indent=1), False
     except (ValueError, RecursionError):
-        return "\n".join(_line_unfolded(line) for line in source.split("\n"))
+        return "\n".join(map(_line_unfolded, source.split("\n"))), False
+
+
+def _unescaped(escapes: re.Match[str]) -> str:
+    text = str(json.loads(f'"{escapes.group()}"'))
+    return text if text.isprintable() and not {'"', "\\"} & set(text) else escapes.group()
 
 
 def _line_unfolded(line: str) -> str:
-    is_short = len(line) <= _MEAN_LINE_CHARS // 4
-    if is_short and "\\u" not in line:
-        return line
     try:
-        return json.dumps(json.loads(line), ensure_ascii=False, indent=None if is_short else 1)
+        return json.dumps(json.loads(line), ensure_ascii=False, indent=1)
     except (ValueError, RecursionError):
         return line
 
@@ -150,7 +162,7 @@ def _code(lines: list[str]) -> Iterator[Block]:
                 part, size = [], 0
         if not part:
             began = number
-        part.append(line.rstrip()[:2000])
+        part.append(_DATA.sub(lambda data: data.group()[:_DATA_CHARS], line.rstrip()))
         size += len(line)
     if "".join(part).strip():
         yield Block("code", "\n".join(part).strip("\n"), line=began)
