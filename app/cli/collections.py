@@ -123,7 +123,7 @@ def show(name: str, *, as_json: bool) -> None:
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def unread(name: str, *, as_json: bool) -> None:
-    """List the pages that were not read, with reasons."""
+    """List the files, folders and pages that were not read, with reasons."""
     from app.tools.types import shown_text
 
     with connected() as client:
@@ -135,7 +135,12 @@ def unread(name: str, *, as_json: bool) -> None:
         for path, page, reason in rows:
             everything = False
             echo(shown_text(f"{path}{f', {page}' if page else ''}: {reason}"))
-    if everything:
+        collection = client.collection(name)
+    for problem in collection.problems:
+        echo(shown_text(str(problem)))
+    if collection.state == "reading":
+        echo(shown_text(_state(collection)))
+    elif everything and not collection.problems:
         echo("Everything was read.")
 
 
@@ -305,12 +310,15 @@ def _print_collection(collection: "Collection") -> None:
         install = "" if collection.ocr_installed else f"{add_part('ocr')}, then "
         scans = counted(collection.scanned_pages, "page")
         echo(
-            f"  Scans without text, which no search finds: {scans}. OCR reads them: "
+            f"  Scans and images, which no search finds: {scans}. OCR reads them: "
             f"{install}tessera collections add {collection.name!r} --ocr"
         )
     if collection.failed or collection.unread_pages:
         unread = f"{counted(collection.failed, 'document')}, {counted(collection.unread_pages, 'page')}"
         echo(f"  Not read: {unread}; see: tessera collections unread {collection.name!r}")
+    if collection.skipped:
+        skipped = counted(collection.skipped, "hidden, linked or ignored path")
+        echo(f"  Skipped: {skipped}; see: tessera collections unread {collection.name!r}")
 
 
 def _nothing_found(collection: "Collection") -> str:

@@ -63,6 +63,7 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
     `state` is "reading" (`files_done` of `files` are read), "embedding" (keyword search already covers everything)
     or "ready". `embedded` of `chunks` have a vector. `sent_to` lists other servers that receive its text.
     `scanned_pages` of the `unread_pages` are pictures of text, which OCR could read if `ocr_installed`.
+    `skipped` files and folders are not read by rule: hidden ones, links, and those of ignore files.
     `problems` lists the reasons why the index is incomplete.
     """
 
@@ -84,6 +85,7 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
     pages: int = 0
     unread_pages: int = 0
     scanned_pages: int = 0
+    skipped: int = 0
     ocr_installed: bool = False
     chunks: int = 0
     embedded: int = 0

@@ -20,7 +20,7 @@ _BY_KIND: Final = {
     "xlsx": "xlsx xlsm",
     "opendocument": "odt ott odp otp ods fodt fodp fods",
     "rtf": "rtf",
-    "unread": f"doc ppt xls xlsb wpd mobi azw3 {_ARCHIVES}",
+    "unread": f"doc ppt xls xlsb wpd mobi azw azw3 msg pages numbers djvu vsdx {_ARCHIVES}",
     "epub": "epub",
     "csv": "csv tsv",
     "eml": "eml mht mhtml",
@@ -46,17 +46,20 @@ SKIPPED_FOLDERS: Final = frozenset({
 })  # fmt: skip
 
 
-def kind_of(name: str, *, images: bool = False) -> str | None:
-    """The reader kind for a file name; None if unsupported. Images are read only with `images` (OCR)."""
-    path = PurePath(name)
+def kind_of(name: str) -> str | None:
+    """The reader kind for a file name; None if unsupported, and for pictures, which only OCR reads."""
+    kind = _kind(PurePath(name))
+    return None if kind == "picture" else kind
+
+
+def kind_on_disk(name: str) -> str:
+    """The reader kind of any file. An unknown one counts as text: its reader rejects other content."""
+    return _kind(PurePath(name)) or "text"
+
+
+def _kind(path: PurePath) -> str | None:
     suffix = path.suffix.lower()
-    kind = KINDS.get(suffix) if suffix else _NAMES.get(path.name.lower())
-    return None if kind == "picture" and not images else kind
-
-
-def kind_on_disk(name: str, *, images: bool = False) -> str | None:
-    """As `kind_of`, but a file whose name has no extension counts as text: its reader rejects other content."""
-    return kind_of(name, images=images) or (None if PurePath(name).suffix else "text")
+    return KINDS.get(suffix) if suffix else _NAMES.get(path.name.lower())
 
 
 def size_limit(kind: str) -> int:

@@ -36,6 +36,8 @@ class _Open:
         if request.kind == "pdf":
             pages: Iterator[Page] = read(path, request.first, ocr=request.ocr)
             self.num_pages = _pdf_pages(path)
+        elif request.kind == "picture":
+            pages = read(path, ocr=request.ocr)
         elif request.kind in ("eml", "mbox"):
             pages = read(path, request.first, attachments=request.attachments)
         else:

@@ -23,7 +23,7 @@ from engine.documents.reader_process import Reader, ocr_installed
 from engine.documents.store import READING, Store
 from engine.documents.types import NEEDS_OCR, OCR_MISSING
 from engine.documents.vectors import Vectors, packed
-from engine.documents.walk import Follower, ScannedFile, Walk, is_below, is_wanted
+from engine.documents.walk import Follower, ScannedFile, Walk, is_below, is_ignore_file, is_there, is_wanted
 from engine.message_catalog.reasons import Reason, because
 
 # Updates a collection's index to match the disk: new, changed, unfinished and deleted files.
@@ -66,9 +66,13 @@ def update(
     scans = store.with_page_problems(waits) if reader.ocr else frozenset()
     cut_now = store.fact("cut") == _CUT
     waiting: list[ScannedFile] = []
+    skipped: dict[str, str] = {}
     for file in walk.files():
         if stopped():
             return False
+        if file.skipped:
+            skipped[file.path] = file.skipped
+            continue
         size, mtime, state = indexed.pop(file.path, (-1, -1, ""))
         if (
             (size, mtime) != (file.size_bytes, file.mtime_ns)
@@ -78,6 +82,7 @@ def update(
         ):
             waiting.append(file)
     store.remove([path for path in indexed if not walk.hid(path)])
+    store.set_skipped({path: why for path, why in store.skipped().items() if walk.hid(path)} | skipped)
     progress.files, progress.done = len(waiting), 0
     queue, turns = deque(waiting), dict.fromkeys((file.path for file in waiting), TURN_S)
     while queue:
@@ -428,7 +433,7 @@ class Collections:
         """Run one pass over a collection's files; an error in one collection does not affect the others."""
         live.reading = True
         try:
-            walk = Walk(live.definition.sources, images=live.definition.ocr)
+            walk = Walk(live.definition.sources)
             reader = self._readers[live.definition.ocr]
             update(live.store, walk, reader, live.progress, self._interrupted(live))
             live.unseen = tuple(walk.unseen)
@@ -467,18 +472,20 @@ class Collections:
 
     def _read_changed(self, live: OpenCollection, mine: list[str]) -> None:
         definition = live.definition
-        if len(mine) > _MOST_CHANGED or any(_is_tree(live, path) for path in mine):
+        if len(mine) > _MOST_CHANGED or any(_is_tree(live, path) or is_ignore_file(path) for path in mine):
             self.refresh(definition.id)
             return
         changed_paths = [p for p in mine if any(is_below(p, s) and is_wanted(p, s) for s in definition.sources)]
-        walk = Walk(changed_paths, images=definition.ocr)
-        files = {f.path: f for f in walk.files()}
+        walk = Walk(changed_paths)
+        files = {f.path: f for f in walk.files() if not f.skipped}
         # Handle removed files first. Their vectors are then free for the same text at another path: a moved file.
         for path in mine:
             if walk.hid(path):
                 self._mark_dirty(definition.id)
             elif path not in files:
                 live.store.remove([path])
+                if not os.path.lexists(path):
+                    live.store.forget_skipped(path)
         for path in mine:
             file = files.get(path)
             if file is not None and not walk.hid(path):
@@ -542,7 +549,7 @@ class Collections:
 
 def _is_tree(live: OpenCollection, path: str) -> bool:
     """Return whether the path is a folder or was one with documents (not a file that a program renamed away)."""
-    if Path(path).exists():
+    if is_there(path):
         return Path(path).is_dir()
     below = path + os.sep
     return any(row.path.startswith(below) for row in live.store.documents(after=below, limit=1))

@@ -6,7 +6,7 @@ a killed process leaves an index of complete pages.
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,10 +36,12 @@ CREATE VIRTUAL TABLE full_text USING fts5(title, heading, body, content='', cont
   tokenize="{" ".join(TOKENIZER)}");
 CREATE VIRTUAL TABLE term USING fts5vocab(full_text, row);
 {VECTOR_TABLES}"""
+# Files and folders of the sources that are not read by rule, with the reason.
+_SKIPPED: Final = "CREATE TABLE IF NOT EXISTS skipped(path TEXT PRIMARY KEY, reason TEXT NOT NULL) WITHOUT ROWID"
 # Vectors of removed passages by content hash, until the pass over the files ends: a renamed folder has the same
 # texts in other places. In memory, so nothing of a deleted file stays on disk.
 _SPARE: Final = "CREATE TEMP TABLE spare(digest BLOB PRIMARY KEY, vector BLOB NOT NULL) WITHOUT ROWID"
-READING, READY, FAILED = "reading", "ready", "failed"
+READING, READY, FAILED, SKIPPED = "reading", "ready", "failed", "skipped"
 
 
 class Ticket(msgspec.Struct, frozen=True):
@@ -53,7 +55,7 @@ class Ticket(msgspec.Struct, frozen=True):
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """Size of a collection: `embedded` passages have a vector, `unread_pages` could not be read.
 
-    `scanned_pages` of these are pictures of text that OCR could read.
+    `scanned_pages` of these are pictures of text that OCR could read. `skipped` paths are not read by rule.
     """
 
     documents: int = 0
@@ -64,6 +66,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int = 0
     embedded: int = 0
     chars: int = 0
+    skipped: int = 0
 
 
 _DOCUMENT: Final = (
@@ -71,6 +74,11 @@ _DOCUMENT: Final = (
     " (SELECT count(*) FROM page WHERE document_id=document.id AND problem <> ''),"
     " num_chars, problem, read_at, mtime_ns, next_page FROM document"
 )
+_WITH_PROBLEM: Final = (
+    "(problem <> '' OR EXISTS (SELECT 1 FROM page WHERE document_id=document.id AND problem <> ''))"
+)
+# A path of the table `skipped` with the columns of a document.
+_AS_DOCUMENT: Final = f"SELECT 0, path, '{SKIPPED}', '', '{SKIPPED}', 0, 0, 0, 0, reason, 0.0, 0, 0 FROM skipped"  # noqa: S608  # fixed
 _CHUNK: Final = (
     "SELECT chunk.id, chunk.document_id, path, title, page, label, heading, text, line FROM chunk"
     " JOIN document ON document.id=chunk.document_id JOIN page ON page.document_id=document.id"
@@ -108,6 +116,7 @@ class Store(IndexStore):
             try:
                 db = open_index(self.path, _SCHEMA, _VERSION)
                 db.execute(_SPARE)
+                db.execute(_SKIPPED)
                 self._opened = db, Stemmer(db)
             except (OSError, apsw.Error) as error:
                 raise CollectionUnusable(self.path, str(error)) from error
@@ -152,6 +161,7 @@ class Store(IndexStore):
                 " version=version+1",
                 (path, kind, size_bytes, mtime_ns, title, READING),
             )
+            self._db.execute("DELETE FROM skipped WHERE path=?", (path,))
         return self._ticket(path)
 
     def resume(self, path: str) -> "Ticket":
@@ -244,6 +254,23 @@ class Store(IndexStore):
                     self._clear(document_id)
                     self._db.execute("DELETE FROM document WHERE id=?", (document_id,))
 
+    def set_skipped(self, places: Mapping[str, str]) -> None:
+        """Replace the paths that are not read by rule, with their reasons."""
+        with self.lock, self._db:
+            if dict(self._db.execute("SELECT path, reason FROM skipped")) != places:
+                self._db.execute("DELETE FROM skipped")
+                self._db.executemany("INSERT INTO skipped VALUES(?,?)", places.items())
+
+    def skipped(self) -> dict[str, str]:
+        """Paths that are not read by rule, with their reasons."""
+        with self.lock:
+            return dict(self._db.execute("SELECT path, reason FROM skipped"))
+
+    def forget_skipped(self, path: str) -> None:
+        """A path that was not read no longer exists."""
+        with self.lock:
+            self._db.execute("DELETE FROM skipped WHERE path=?", (path,))
+
     def forget_spare(self) -> None:
         """Forget the vectors of removed passages."""
         with self.lock:
@@ -268,14 +295,10 @@ class Store(IndexStore):
         return _document(row) if row else None
 
     def documents(self, after: str = "", limit: int = 100, *, problems: bool = False) -> list[DocumentRow]:
-        """Documents sorted by path; if `problems`, only those that were not read completely."""
-        only = (
-            " AND (problem <> '' OR EXISTS (SELECT 1 FROM page WHERE document_id=document.id AND problem <> ''))"
-            if problems
-            else ""
-        )
+        """Documents sorted by path; if `problems`, what was not read completely or is skipped by rule."""
+        only = f" AND {_WITH_PROBLEM} UNION ALL {_AS_DOCUMENT} WHERE path > ?1" if problems else ""
         with self.lock:
-            rows = self._db.execute(f"{_DOCUMENT} WHERE path > ?{only} ORDER BY path LIMIT ?", (after, limit))
+            rows = self._db.execute(f"{_DOCUMENT} WHERE path > ?1{only} ORDER BY path LIMIT ?2", (after, limit))
             return [_document(row) for row in rows]
 
     def pages(self, document_id: int) -> list[tuple[int, str, str]]:
@@ -332,6 +355,7 @@ class Store(IndexStore):
             ).get
             chunks = self._db.execute("SELECT count(*) FROM chunk").get
             embedded = self.num_vectors()
+            skipped = self._db.execute("SELECT count(*) FROM skipped").get
         return Counts(
             documents=documents,
             failed=failed,
@@ -341,6 +365,7 @@ class Store(IndexStore):
             chunks=chunks,
             embedded=embedded,
             chars=chars,
+            skipped=skipped,
         )
 
     def with_page_problems(self, problems: Sequence[str]) -> set[str]:

@@ -55,10 +55,14 @@ NEEDS_OCR: Final = "the page is an image; reading it needs OCR"
 NO_OCR_HERE: Final = "it is an image, and OCR is not installed here"
 # Includes the values that earlier versions stored.
 OCR_MISSING: Final = (NO_OCR_HERE, f"{NO_OCR_HERE} (pip install 'tessera[ocr]')")
+NO_TEXT: Final = "it is not text"
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """One document. `state` is reading, ready or failed; `unread_pages` could not be read."""
+    """One document. `state` is reading, ready or failed; `unread_pages` could not be read.
+
+    Files and folders that are not read by rule have the state skipped, and no id.
+    """
 
     id: int
     path: str

@@ -1,5 +1,6 @@
 """Lists the current files of a collection's sources, and notices their changes."""
 
+import errno
 import logging
 import os
 import stat
@@ -20,10 +21,14 @@ log = logging.getLogger(__name__)
 
 # Far more files than users have documents; limits the damage of a mistaken "/".
 MAX_FILES = 500_000
+# Far deeper than users' folders; the walk recurses.
+MAX_DEPTH: Final = 100
 _MAX_RULES_BYTES = 1 << 20
 _IGNORE_FILES: Final = (".gitignore", ".ignore", ".tesseraignore")
-# Errors that are about the file and not temporary.
-_GONE = (FileNotFoundError, NotADirectoryError, PermissionError)
+# Errors that are about the file and not temporary: it does not exist, or it cannot be accessed.
+_MISSING = (FileNotFoundError, NotADirectoryError)
+_GONE = (*_MISSING, PermissionError)
+_REFUSED: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP})
 
 
 class _Level(NamedTuple):
@@ -91,12 +96,13 @@ def _patterns(file: Path, *, strict: bool) -> list[str]:
 
 
 class ScannedFile(msgspec.Struct, frozen=True):
-    """A readable file, and its kind."""
+    """A file and its kind. `skipped` is the reason if it, or everything in this folder, is not read."""
 
     path: str
-    kind: str
-    size_bytes: int
-    mtime_ns: int
+    kind: str = ""
+    size_bytes: int = 0
+    mtime_ns: int = 0
+    skipped: str = ""
 
 
 class Walk:
@@ -106,87 +112,127 @@ class Walk:
     example because of a lack of descriptors or a failing disk. They may be unchanged.
     """
 
-    def __init__(self, sources: Sequence[str], *, images: bool = False) -> None:
+    def __init__(self, sources: Sequence[str]) -> None:
         self._sources = sources
-        self._images = images
         self.offline: list[str] = []
         self.unseen: list[str] = []
 
     def files(self) -> Iterator[ScannedFile]:
-        """Every readable file, once. Deleted or forbidden files yield nothing; links are not followed.
+        """Every file once, also those that are not read, with the reason; deleted files yield nothing.
 
-        Hidden files and folders and those of ignore files are skipped, unless they are sources themselves.
+        Links, hidden files and folders, and those of ignore files are skipped, unless they are sources themselves.
         """
         seen: set[str] = set()
         for source in self._sources:
-            path = Path(source)
-            if not path.exists() and not drive_is_here(path):
-                self.offline.append(source)
-                continue
-            scanned = self._file(path) if path.is_file() else None
-            every = iter((scanned,)) if scanned else self._below(path, "", IgnoreRules())
-            for file in every:
-                if file.path not in seen:
-                    seen.add(file.path)
-                    yield file
-                    if len(seen) >= MAX_FILES:
-                        return
+            for file in self._source(Path(source)):
+                if file.path in seen:
+                    continue
+                if len(seen) >= MAX_FILES:
+                    yield ScannedFile(
+                        source, skipped=f"it has more than {MAX_FILES:,} files; the others are not read"
+                    )
+                    return
+                seen.add(file.path)
+                yield file
 
     def hid(self, path: str) -> bool:
         """Return whether the path is in an offline source or could not be accessed."""
         return any(is_below(path, place) for place in (*self.offline, *self.unseen))
 
-    def _file(self, path: Path) -> ScannedFile | None:
-        kind = kind_on_disk(path.name, images=self._images)
-        if kind and not self._is_text(path):
-            return None
+    def _source(self, path: Path) -> Iterator[ScannedFile]:
+        try:
+            is_folder = stat.S_ISDIR(path.stat().st_mode)
+        except OSError as error:
+            if drive_is_here(path):
+                yield from self._lost(path, error)
+            else:
+                self.offline.append(str(path))
+            return
+        yield from self._below(path, "", IgnoreRules()) if is_folder else self._file(path)
+
+    def _file(self, path: Path) -> Iterator[ScannedFile]:
+        if not _is_text(path):
+            yield _skipped(path, _BAD_NAME)
+            return
         try:
             state = path.stat()
         except OSError as error:
-            self._note(path, error)
-            return None
-        return ScannedFile(str(path), kind, state.st_size, state.st_mtime_ns) if kind else None
+            yield from self._lost(path, error)
+            return
+        if stat.S_ISREG(state.st_mode):
+            yield ScannedFile(str(path), kind_on_disk(path.name), state.st_size, state.st_mtime_ns)
+        else:
+            yield _skipped(path, "it is a pipe, a socket or a device")
 
     def _below(self, folder: Path, prefix: str, rules: IgnoreRules) -> Iterator[ScannedFile]:
-        if not self._is_text(folder):
+        if not _is_text(folder):
+            yield _skipped(folder, _BAD_NAME)
+            return
+        if prefix.count("/") > MAX_DEPTH:
+            yield _skipped(folder, f"it is more than {MAX_DEPTH} folders deep")
             return
         try:
             with os.scandir(folder) as listed:
                 entries = sorted(listed, key=lambda entry: entry.name)
             rules = rules.below(folder, prefix) if prefix else IgnoreRules.at_root(folder, strict=True)
         except OSError as error:
-            self._note(folder, error)
+            yield from self._lost(folder, error)
             return
         for entry in entries:
-            if entry.name.startswith(".") or entry.is_symlink():
-                continue
             is_folder = entry.is_dir(follow_symlinks=False)
             path = f"{prefix}{entry.name}/" if is_folder else prefix + entry.name
-            if rules.ignored(path):
-                continue
-            if is_folder:
-                if entry.name.lower() not in SKIPPED_FOLDERS:
-                    yield from self._below(Path(entry.path), path, rules)
-            elif entry.is_file(follow_symlinks=False):
-                scanned = self._file(Path(entry.path))
-                if scanned:
-                    yield scanned
+            reason = _why_skipped(entry, is_folder=is_folder) or (_IGNORED if rules.ignored(path) else "")
+            if reason:
+                yield _skipped(Path(entry.path), reason)
+            elif is_folder:
+                yield from self._below(Path(entry.path), path, rules)
+            else:
+                yield from self._file(Path(entry.path))
 
-    def _is_text(self, path: Path) -> bool:
-        """Return whether the path is UTF-8. Other paths can be neither stored nor sent, and count as `unseen`."""
-        name = sendable(str(path))
-        if name != str(path):
-            self.unseen.append(name)
-        return name == str(path)
-
-    def _note(self, path: Path, error: OSError) -> None:
-        if not isinstance(error, _GONE):
+    def _lost(self, path: Path, error: OSError) -> Iterator[ScannedFile]:
+        """What cannot be accessed: nothing if it was deleted."""
+        if error.errno in _REFUSED:
+            yield _skipped(path, error.strerror or str(error))
+        elif not isinstance(error, _MISSING):
             self.unseen.append(str(path))
+
+
+_BAD_NAME: Final = "its name is not UTF-8; rename it"
+_IGNORED: Final = f"an ignore file ({', '.join(_IGNORE_FILES)}) excludes it"
+
+
+def _skipped(path: Path, reason: str) -> ScannedFile:
+    return ScannedFile(sendable(str(path)), skipped=reason)
+
+
+def _why_skipped(entry: "os.DirEntry[str]", *, is_folder: bool) -> str:
+    if entry.is_symlink():
+        return "links are not followed"
+    if entry.name.startswith("."):
+        return "hidden files and folders are skipped unless they are added themselves"
+    if is_folder and entry.name.lower() in SKIPPED_FOLDERS:
+        return "folders of this name are skipped unless they are added themselves"
+    return ""
+
+
+def _is_text(path: Path) -> bool:
+    """Return whether the path is UTF-8. Other paths can be neither stored nor sent."""
+    return sendable(str(path)) == str(path)
 
 
 def is_below(path: str, source: str) -> bool:
     """Return whether `path` is the source or is in it."""
     return path == source or path.startswith(source.rstrip(os.sep) + os.sep)
+
+
+def is_there(path: str) -> bool:
+    """Return whether the path exists and can be accessed. `Path.exists` raises some errors."""
+    return os.path.exists(path)  # noqa: PTH110
+
+
+def is_ignore_file(path: str) -> bool:
+    """Return whether a change of this file may change which other files are read."""
+    return Path(path).name in _IGNORE_FILES
 
 
 def is_wanted(path: str, source: str) -> bool:
@@ -226,7 +272,7 @@ class Follower:
 
     def follow(self, sources: Sequence[str]) -> None:
         """Watch these sources from now on. Missing sources are ignored until the next call."""
-        existing = tuple(sorted({source for source in sources if Path(source).exists()}))
+        existing = tuple(sorted({source for source in sources if is_there(source)}))
         with self._turn:
             if existing == self._sources:
                 return

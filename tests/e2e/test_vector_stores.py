@@ -70,7 +70,7 @@ def test_files_are_listed_by_up_to_ten_thousand(client):
 def test_a_batch_tells_which_file_failed(client, store):
     good = client.files.create(file=("a.txt", b"An eider dives."), purpose="assistants")
     bad = client.files.create(file=("b.pdf", b"%PDF-1.7 nothing"), purpose="assistants")
-    odd = client.files.create(file=("c.exe", b"MZ"), purpose="assistants")
+    odd = client.files.create(file=("c.exe", b"MZ\x90\0\x03"), purpose="assistants")
     ids = [good.id, bad.id, odd.id]
     batch = client.vector_stores.file_batches.create_and_poll(store.id, file_ids=ids)
     assert (batch.file_counts.completed, batch.file_counts.failed) == (1, 2)

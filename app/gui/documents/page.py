@@ -171,6 +171,11 @@ class DocumentsPage(Page):
                     files=formatted.documents(item.failed), pages=formatted.pages(item.unread_pages)
                 )
             )
+        if item.skipped:
+            text = self.tr(
+                "Skipped, because hidden, linked or ignored: {number}. Which: tessera collections unread"
+            )
+            lines.append(text.format(number=formatted.whole(item.skipped)))
         labels: list[QWidget] = [label(line, "small", wrap=True) for line in lines]
         labels[0].setToolTip(self.tr("The index takes {bytes}").format(bytes=formatted.size(item.index_bytes)))
         if (done := _done(item)) is not None:

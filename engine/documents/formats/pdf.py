@@ -137,8 +137,11 @@ _MAX_PIXELS: Final = 40_000_000
 _OUT_OF_MEMORY: Final = re.compile("alloc", re.IGNORECASE)
 
 
-def image_pages(path: Path) -> Iterator[Page]:
+def image_pages(path: Path, *, ocr: bool = True) -> Iterator[Page]:
     """An image as a document of one page. Raises: BadDocument: it cannot be opened, or OCR is not installed."""
+    if not ocr:
+        yield Page(1, label="picture", problem=NEEDS_OCR)
+        return
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from engine.documents.types import PART_CHARS, BadDocument, Block, Page
+from engine.documents.types import NO_TEXT, PART_CHARS, BadDocument, Block, Page
 
 # A heading starts a new part if the current one has at least this length.
 _LEAST_CHARS = PART_CHARS // 3
@@ -56,8 +56,17 @@ _LATIN2: Final = re.compile(rb"[A-Za-z\xc0-\xff][\xa6\xab\xb1\xb6\xbb][A-Za-z\xc
 _LATIN2_NEVER: Final = re.compile(rb"[\x80-\x9f]")
 _ENOUGH_HIGH: Final = 60
 _JAPANESE_MAIL: Final = re.compile(rb"\x1b\$[@B].{2,400}?\x1b\([BJ]", re.DOTALL)
-_SAMPLE_BYTES: Final = 64 << 10
+SAMPLE_BYTES: Final = 64 << 10
+# Bytes that no text has in any encoding; files of other kinds have more of them than this share.
+_CONTROLS: Final = bytes({*range(9), *range(14, 27), *range(28, 32), 127})
+_CONTROLS_SHARE: Final = 0.01
 _LAST_ASCII: Final = 127
+
+
+def reject_binary(head: bytes) -> None:
+    """Raises: BadDocument: the beginning of a file shows that it is not text."""
+    if b"\0" in head and not any(head.startswith(mark) for mark, _ in _BOMS):
+        _utf16(head)
 
 
 def decoded(raw: bytes) -> str:
@@ -68,7 +77,7 @@ def decoded(raw: bytes) -> str:
     if _JAPANESE_MAIL.search(raw):  # in seven bits, like ASCII
         with contextlib.suppress(UnicodeDecodeError):
             return _lines(raw.decode("iso2022_jp"))
-    if b"\0" in raw[:65536]:
+    if b"\0" in raw[:SAMPLE_BYTES]:
         return _lines(_utf16(raw))
     try:
         text = raw.decode("utf-8")
@@ -79,22 +88,26 @@ def decoded(raw: bytes) -> str:
 
 def _utf16(raw: bytes) -> str:
     """UTF-16 without a BOM: every second byte of most texts is zero. Raises: BadDocument: not text."""
-    sample = raw[:_SAMPLE_BYTES]
+    sample = raw[:SAMPLE_BYTES]
     for encoding, zeros in (("utf-16-le", sample[1::2]), ("utf-16-be", sample[::2])):
         if zeros.count(0) > len(zeros) // 2 and sample.count(0) < len(sample) * 0.6:
             text = raw.decode(encoding, errors="replace")
             if "\0" not in text:
                 return text
-    raise BadDocument("it is not text")
+    raise BadDocument(NO_TEXT)
 
 
 def _encoding(raw: bytes) -> str:
+    """The encoding that the bytes point to. Raises: BadDocument: too many are control characters."""
+    sample = raw[:SAMPLE_BYTES]
+    if len(sample) - len(sample.translate(None, _CONTROLS)) > _CONTROLS_SHARE * len(sample):
+        raise BadDocument(NO_TEXT)
     try:
         from charset_normalizer import from_bytes
     except ImportError:  # the extra `documents` is not installed
         return "cp1252"
     first = next((place for place, byte in enumerate(raw) if byte > _LAST_ASCII), 0)
-    sample = raw[max(first - _SAMPLE_BYTES // 4, 0) :][:_SAMPLE_BYTES]
+    sample = raw[max(first - SAMPLE_BYTES // 4, 0) :][:SAMPLE_BYTES]
     high = bytes(byte for byte in sample if byte > _LAST_ASCII)
     # With only a few bytes, a detector names an arbitrary encoding.
     western = _WESTERN.issuperset(high.decode("cp1252", errors="replace"))

@@ -9,7 +9,7 @@ from typing import Any
 from markdown_it import MarkdownIt
 from msgspec.structs import replace
 
-from engine.documents.formats.pseudo_pages import decoded, in_parts, paragraphs
+from engine.documents.formats.pseudo_pages import SAMPLE_BYTES, decoded, in_parts, paragraphs, reject_binary
 from engine.documents.types import PART_CHARS, BadDocument, Block, Page
 
 _JSON = frozenset({".json", ".jsonc", ".jsonl", ".ndjson", ".geojson"})
@@ -33,6 +33,8 @@ _DEFINITION = re.compile(
 
 def text(path: Path) -> Iterator[Page]:
     """Paragraphs; a line is a heading if it is underlined or looks like one."""
+    with path.open("rb") as file:
+        reject_binary(file.read(SAMPLE_BYTES))
     yield from in_parts(_plain(decoded(path.read_bytes())))
 
 

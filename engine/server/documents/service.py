@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from itertools import zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -25,6 +24,7 @@ from engine.documents.errors import CollectionUnusable, NoCollection, NoDocument
 from engine.documents.reader_process import ocr_installed
 from engine.documents.registry import NONE, Collections, EmbeddingDeferred, EmbeddingModel, OpenCollection
 from engine.documents.search import RelevanceEstimate, Ways, evidence, find, spread, widened
+from engine.documents.walk import is_there
 from engine.library.embedding_prompts import RetrievalPrompts, retrieval_prompts
 from engine.message_catalog import sentence
 from engine.message_catalog.reasons import because
@@ -424,7 +424,7 @@ class CollectionService:
 
     def shown(self, live: OpenCollection) -> Collection:
         definition, counts, progress = live.definition, live.store.counts(), live.progress
-        problems = [because("not_there", path=source) for source in definition.sources if not Path(source).exists()]
+        problems = [because("not_there", path=source) for source in definition.sources if not is_there(source)]
         problems += [because("remote_not_agreed", model=m, server=s) for m, s in self._strange(definition)]
         missing = counts.chunks - counts.embedded
         if missing and live.embedding_problem and live.embedding_problem not in problems:

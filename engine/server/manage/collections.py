@@ -27,6 +27,7 @@ from engine.core.paths import whole_path
 from engine.documents.collection_config import CollectionConfig
 from engine.documents.errors import NoDocument
 from engine.documents.types import DocumentRow
+from engine.documents.walk import is_there
 from engine.message_catalog.reasons import because
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
@@ -167,7 +168,7 @@ def _sources(paths: tuple[str, ...]) -> tuple[str, ...]:
     sources = []
     for path in paths:
         source = whole_path(path, "sources")
-        if not source.exists():
+        if not is_there(str(source)):
             raise InputFault(because("source_not_there", path=path), "sources")
         sources.append(str(source))
     return tuple(dict.fromkeys(sources))

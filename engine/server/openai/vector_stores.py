@@ -18,10 +18,9 @@ from engine.api.collections import Passage, SearchRequest
 from engine.core.ownership import may_see, new_id, request_owner
 from engine.documents.collection_config import CollectionConfig
 from engine.documents.errors import CollectionUnusable, FileNotFound, NoCollection
-from engine.documents.file_types import kind_on_disk
 from engine.documents.registry import OpenCollection
 from engine.documents.store import FAILED, READING
-from engine.documents.types import DocumentRow
+from engine.documents.types import NEEDS_OCR, NO_TEXT, DocumentRow
 from engine.server.body import ignored_header, openapi_body, parse, parse_or
 from engine.server.documents.service import CollectionService
 from engine.server.openai.files import Files, files_of
@@ -328,18 +327,19 @@ def _row(live: OpenCollection, file_id: str) -> DocumentRow | None:
 
 def _status(live: OpenCollection, file_id: str) -> tuple[str, str]:
     row = _row(live, file_id)
-    if row is None:
-        path = next(s for s in live.definition.sources if Path(s).parent.name == file_id)
-        unread = kind_on_disk(path) is None
-        return ("failed", "files of this kind are not read") if unread else ("in_progress", "")
-    if row.state == READING:
+    if row is None or row.state == READING:
         return "in_progress", ""
-    return ("failed", row.problem) if row.state == FAILED else ("completed", "")
+    if row.state == FAILED:
+        return "failed", row.problem
+    # Scans: pages without text, whose problem is that OCR is off.
+    unread = "" if row.chars else next((problem for _, _, problem in live.store.pages(row.id) if problem), "")
+    return ("failed", unread) if unread else ("completed", "")
 
 
 def _file(live: OpenCollection, files: Files, file_id: str) -> dict[str, Any]:
     status, problem = _status(live, file_id)
-    code = "unsupported_file" if "not read" in problem else "invalid_file"
+    unsupported = "not read" in problem or problem in (NEEDS_OCR, NO_TEXT)
+    code = "unsupported_file" if unsupported else "invalid_file"
     return {
         "id": file_id,
         "object": "vector_store.file",
