@@ -189,8 +189,11 @@ class EmbeddingModel(NamedTuple):
 class Embedding(Protocol):
     """Creates embeddings in the background. Called from threads."""
 
-    def model(self, definition: CollectionConfig) -> EmbeddingModel | None:
-        """The collection's embedding model, else an available local one; else None. Raises: EmbeddingDeferred."""
+    def model(self, definition: CollectionConfig, used: str) -> EmbeddingModel | None:
+        """The collection's embedding model, else the `used` one, else another local one; None if there is none.
+
+        `used` computed the vectors so far. Raises: EmbeddingDeferred.
+        """
         ...
 
     def embed(self, model: EmbeddingModel, texts: Sequence[str]) -> Sequence[Any]:
@@ -218,6 +221,8 @@ class OpenCollection:
         self.checked_at = 0.0
         self.asked_at = 0.0
         self.embedded_to = 0
+        # The model whose vectors the index has; None until the first pass.
+        self.used_model: str | None = None
         self._lock = FileLock(str(folder / "writer.lock"), thread_local=False)
         self._turn = threading.Lock()
         self._closed = False
@@ -433,6 +438,7 @@ class Collections:
         """Run one pass over a collection's files; an error in one collection does not affect the others."""
         live.reading = True
         try:
+            live.used_model = live.store.fact("embedding_model")
             walk = Walk(live.definition.sources)
             reader = self._readers[live.definition.ocr]
             update(live.store, walk, reader, live.progress, self._interrupted(live))
@@ -519,9 +525,11 @@ class Collections:
         definition = live.definition
         if self.embedding is None or definition.embedding_model == NONE or not (live.pending or live.reading):
             return False
-        choice = definition.embedding_model, tuple(definition.agreed.items())
+        if live.used_model is None:  # the first pass sets it
+            return False
+        choice = definition.embedding_model, live.used_model, tuple(definition.agreed.items())
         if choice not in models:
-            models[choice] = self.embedding.model(definition)
+            models[choice] = self.embedding.model(definition, live.used_model)
         model = models[choice]
         if model is None:
             raise EmbeddingDeferred(because("no_embedding_model"))
@@ -530,19 +538,21 @@ class Collections:
         live.pending = False  # set again if passages are added now
         try:
             missing = live.store.without_vector(live.embedded_to, EMBED_BATCH)
+            has_text = bool(missing) or live.store.num_vectors() > 0
+            is_new = has_text and live.store.use_model(model.id, model.passage_prefix)
         except BaseException:
             live.pending = True
             raise
-        if not missing:
+        if not missing and not is_new:
             return False
         live.pending = True
-        if live.store.use_model(model.id, model.passage_prefix):
-            live.embedded_to = 0
+        if is_new:
+            live.used_model, live.embedded_to = model.id, 0
             return True
         vectors = self.embedding.embed(model, [text for _, text in missing])
         rows = [(chunk_id, packed(v)) for (chunk_id, _), v in zip(missing, vectors, strict=True)]
-        live.store.add_vectors(model.id, rows)
-        live.embedded_to = missing[-1][0]
+        # If another process changed the model meanwhile, begin again.
+        live.embedded_to = missing[-1][0] if live.store.add_vectors(model.id, rows) else 0
         live.embedding_problem = None
         return True
 

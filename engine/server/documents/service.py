@@ -75,8 +75,10 @@ class SideWork:
 
     # ------------------------------------------------------------------ model selection
 
-    async def choose(self, requested: str, capability: str, agreed: Mapping[str, str]) -> Chosen | None:
-        """`requested`, else a local model: a loaded one, or the smallest suitable one; None if there is none.
+    async def choose(
+        self, requested: str, capability: str, agreed: Mapping[str, str], used: str = ""
+    ) -> Chosen | None:
+        """`requested`, else a local model: the `used` one, a loaded one, or the smallest; None if there is none.
 
         Raises: NotAgreed: `requested` runs on a server that the user did not agree to.
         """
@@ -90,7 +92,7 @@ class SideWork:
             return None if model is None else Chosen(requested, model.server)
         able = [id_ for id_, usable in models.items() if capability in usable.capabilities and not usable.server]
         loaded = {m.id for m in self._pool.loaded}
-        best = next((m for m in able if m in loaded), able[0] if able else None)
+        best = used if used in able else next((m for m in able if m in loaded), able[0] if able else None)
         return None if best is None else Chosen(best)
 
     async def _usable(self) -> dict[str, _Usable]:
@@ -108,16 +110,16 @@ class SideWork:
             self._models = time.monotonic(), models
         return models
 
-    def model(self, definition: CollectionConfig) -> EmbeddingModel | None:
+    def model(self, definition: CollectionConfig, used: str) -> EmbeddingModel | None:
         """The embedding model of a collection. Raises: EmbeddingDeferred."""
         try:
-            model: EmbeddingModel | None = self._run(self._embedding_model(definition))
+            model: EmbeddingModel | None = self._run(self._embedding_model(definition, used))
         except NotAgreed as error:
             raise EmbeddingDeferred(fact_of(error)) from error
         return model
 
-    async def _embedding_model(self, definition: CollectionConfig) -> EmbeddingModel | None:
-        chosen = await self.choose(definition.embedding_model, "embedding", definition.agreed)
+    async def _embedding_model(self, definition: CollectionConfig, used: str) -> EmbeddingModel | None:
+        chosen = await self.choose(definition.embedding_model, "embedding", definition.agreed, used)
         if chosen is None:
             return None
         return EmbeddingModel(chosen.id, (await self._prompts(chosen.id)).passage, chosen.server)
@@ -333,6 +335,7 @@ class CollectionService:
             vectors = await self.side_work.questions(self.maker(live), questions)
         except TesseraError as error:
             notes.append(sentence(because("cannot_embed_question", model=model, why=str(error))))
+            live.pending = True  # if the model was removed, another one embeds all passages
             return [None]
         return [vector / (np.linalg.norm(vector) or 1.0) for vector in vectors]
 
