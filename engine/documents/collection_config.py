@@ -5,11 +5,13 @@ import secrets
 import shutil
 import threading
 import time
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
+from filelock import FileLock, Timeout
 
 from devices.msgspec_lock import learned
 from engine.core.errors import InputFault
@@ -57,6 +59,11 @@ class CollectionConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.id.startswith(f"{NAMED}_")
 
 
+def _folded(name: str) -> str:
+    """The form in which names are compared. macOS writes "ü" as two characters."""
+    return unicodedata.normalize("NFC", name).casefold()
+
+
 class Definitions:
     """All collections of this user. Thread-safe; reads the changes of other processes."""
 
@@ -76,7 +83,7 @@ class Definitions:
         """
         every = self.all()
         config = next((d for d in every if d.id == key), None)
-        config = config or next((d for d in every if d.is_named and d.name.casefold() == key.casefold()), None)
+        config = config or next((d for d in every if d.is_named and _folded(d.name) == _folded(key)), None)
         if config is None:
             raise NoCollection(key, tuple(d.name for d in every if not d.open))
         return config
@@ -93,7 +100,7 @@ class Definitions:
             if len(every) >= MAX_COLLECTIONS or of_the_key >= MAX_OF_A_KEY:
                 most = MAX_OF_A_KEY if of_the_key >= MAX_OF_A_KEY else MAX_COLLECTIONS
                 raise InputFault(because("too_many_collections", most=most), "name")
-            if prefix == NAMED and any(d.is_named and d.name.casefold() == name.casefold() for d in every):
+            if prefix == NAMED and any(d.is_named and _folded(d.name) == _folded(name) for d in every):
                 raise InputFault(because("collection_there", name=name), "name")
             new_id = f"{prefix}_{secrets.token_hex(ID_BYTES)}"
             config = msgspec.convert(
@@ -106,7 +113,7 @@ class Definitions:
         """Put a removed configuration back. Raises: InputFault: its name was taken meanwhile."""
         with self._store.locked():
             every = self.all()
-            if config.is_named and any(d.is_named and d.name.casefold() == config.name.casefold() for d in every):
+            if config.is_named and any(d.is_named and _folded(d.name) == _folded(config.name) for d in every):
                 raise InputFault(because("collection_there", name=config.name), "name")
             self._store.put((*every, config))
 
@@ -124,6 +131,22 @@ class Definitions:
             old = self.get(key)
             self._store.put(tuple(d for d in self.all() if d.id != old.id))
             return old
+
+
+def writer_lock(folder: Path) -> FileLock:
+    """The lock of the process that keeps the index in `folder` up to date."""
+    return FileLock(str(folder / "writer.lock"), thread_local=False)
+
+
+def is_in_use(folder: Path) -> bool:
+    """Return whether a process keeps the index in `folder` up to date."""
+    lock = writer_lock(folder)
+    try:
+        lock.acquire(timeout=0)
+    except (Timeout, OSError):
+        return True
+    lock.release()
+    return False
 
 
 class RemovedCollections:
@@ -165,7 +188,16 @@ class RemovedCollections:
                 del self._removed[key]
                 shutil.rmtree(self._folder / f"{key}{_REMOVED}", ignore_errors=True)
 
-    def delete_left(self) -> None:
-        """Delete the indexes that a process put aside and did not delete before it was killed."""
-        for folder in self._folder.glob(f"*{_REMOVED}"):
-            shutil.rmtree(folder, ignore_errors=True)
+    def delete_left(self, defined: Callable[[], set[str]]) -> None:
+        """Delete indexes of removed collections that a process did not delete before it was killed.
+
+        `defined` returns the ids of all collections. If there are none, the list may be damaged, so only indexes
+        that were put aside are deleted.
+        """
+        with contextlib.suppress(OSError):
+            folders = list(self._folder.iterdir())
+            ids = defined()  # after the folders: a new collection is defined before it has one
+            for folder in folders:
+                is_lost = bool(ids) and folder.name not in ids and not is_in_use(folder)
+                if is_lost or folder.name.endswith(_REMOVED):
+                    shutil.rmtree(folder, ignore_errors=True)

@@ -13,11 +13,17 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import apsw
 import msgspec
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from engine.core.errors import exhausted
 from engine.core.paths import Paths
-from engine.documents.collection_config import NAMED, CollectionConfig, Definitions, RemovedCollections
+from engine.documents.collection_config import (
+    NAMED,
+    CollectionConfig,
+    Definitions,
+    RemovedCollections,
+    writer_lock,
+)
 from engine.documents.file_types import size_limit
 from engine.documents.reader_process import Reader, ocr_installed
 from engine.documents.store import READING, Store
@@ -223,7 +229,7 @@ class OpenCollection:
         self.embedded_to = 0
         # The model whose vectors the index has; None until the first pass.
         self.used_model: str | None = None
-        self._lock = FileLock(str(folder / "writer.lock"), thread_local=False)
+        self._lock = writer_lock(folder)
         self._turn = threading.Lock()
         self._closed = False
 
@@ -278,7 +284,7 @@ class Collections:
 
     def start(self) -> None:
         """Bring every collection up to date, and keep it so."""
-        self.removed.delete_left()
+        self.removed.delete_left(lambda: {definition.id for definition in self.definitions.all()})
         if self.definitions.all():
             self._begin()
 
@@ -398,25 +404,32 @@ class Collections:
         while not self._stop.is_set():
             self._follow()
             passed = []
+            elsewhere: set[str] = set()  # due, but another process has the writer lock
             for live in self.all():
                 if self._stop.is_set():
                     break
-                with self._wake:
-                    is_dirty = live.definition.id in self._dirty
-                    self._dirty.discard(live.definition.id)
                 due = live.definition.follow and time.monotonic() - live.checked_at > self._recheck_interval_s(live)
-                if (is_dirty or due or not live.checked_at) and live.owned():
-                    self._guarded(live)
-                    passed.append(live)
+                if due or self.is_reading(live):
+                    if live.owned():
+                        self._guarded(live)
+                        passed.append(live)
+                    else:
+                        elsewhere.add(live.definition.id)
                 if time.monotonic() - live.asked_at > _VECTORS_TTL_S:
                     live.vectors.release()
             if passed and not self._stop.is_set():
                 self._get_ready(passed)
             self._rest_idle()
             self.removed.delete_old()
+            existing = {definition.id for definition in self.definitions.all()}
             with self._wake:
-                if not self._dirty and not self._stop.is_set():
+                self._dirty &= existing
+                if self._dirty <= elsewhere and not self._stop.is_set():
                     self._wake.wait(_IDLE_S)
+
+    def is_reading(self, live: OpenCollection) -> bool:
+        """Return whether a pass over its files is running or due."""
+        return live.reading or not live.checked_at or live.definition.id in self._dirty
 
     def _get_ready(self, passed: Sequence[OpenCollection]) -> None:
         """End the child processes that read the files; preload the readers of these kinds for later changes."""
@@ -437,6 +450,8 @@ class Collections:
     def _guarded(self, live: OpenCollection) -> None:
         """Run one pass over a collection's files; an error in one collection does not affect the others."""
         live.reading = True
+        with self._wake:
+            self._dirty.discard(live.definition.id)
         try:
             live.used_model = live.store.fact("embedding_model")
             walk = Walk(live.definition.sources)

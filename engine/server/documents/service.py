@@ -435,7 +435,7 @@ class CollectionService:
         if definition.follow and self.collections.follower.problem:
             problems.append(self.collections.follower.problem)
         embeds = missing and definition.embedding_model != NONE and not live.embedding_problem
-        state = "reading" if live.reading or not live.checked_at else "embedding" if embeds else "ready"
+        state = "reading" if self.collections.is_reading(live) else "embedding" if embeds else "ready"
         return msgspec.convert(
             {
                 **{
