@@ -112,7 +112,7 @@ def list_collections(*, as_json: bool) -> None:
 def show(name: str, *, as_json: bool) -> None:
     """Show one collection."""
     with connected() as client:
-        collection = client.collection(name)
+        collection = client.collection(client.collection_key(name))
     if as_json:
         print_json(collection)
     else:
@@ -127,6 +127,7 @@ def unread(name: str, *, as_json: bool) -> None:
     from app.tools.types import shown_text
 
     with connected() as client:
+        name = client.collection_key(name)
         rows = _unread(client, name)
         if as_json:
             print_json({"unread": [{"path": path, "page": page, "reason": why} for path, page, why in rows]})
@@ -180,6 +181,7 @@ def search(name: str, question: str, limit: int, ways: str, *, as_json: bool) ->
         raise click.BadParameter("the question is empty.", param_hint="QUESTION")
     request = msgspec.convert({"query": question, "limit": limit, "ways": ways}, SearchRequest)
     with connected() as client:
+        name = client.collection_key(name)
         answer = client.search_collection(name, request)
         if not answer.passages and not as_json:
             raise click.ClickException(_nothing_found(client.collection(name)))
@@ -219,6 +221,7 @@ def ask(name: str, question: str, model: str, *, only: bool) -> None:
 def refresh(name: str) -> None:
     """Check the files now, and wait until they are read."""
     with connected() as client:
+        name = client.collection_key(name)
         client.refresh_collection(name)
         _print_collection(_wait(client, name))
 
@@ -231,6 +234,7 @@ def remove(name: str, source: Path | None) -> None:
     from engine.api.collections import CollectionChange
 
     with connected() as client:
+        name = client.collection_key(name)
         if source is not None:
             _print_collection(client.change_collection(name, CollectionChange(remove=(str(source.absolute()),))))
         else:

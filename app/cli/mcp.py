@@ -47,7 +47,9 @@ def command(names: tuple[str, ...], port: int | None, model: str) -> None:
 
     def opened() -> "_Opened":
         client = stack.enter_context(connected())
-        return client, {each.name: each.id for each in (client.collection(name) for name in names)}
+        return client, {
+            each.name: each.id for each in (client.collection(client.collection_key(name)) for name in names)
+        }
 
     # Clients wait only seconds for the first answer of a program that they start, and starting a server takes about
     # as long.

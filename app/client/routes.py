@@ -186,6 +186,12 @@ class Routes(ChatRoutes, JobRoutes):
         """All collections with the state of their indexes."""
         return self.get(f"{OURS}/collections", Collections).collections
 
+    def collection_key(self, name: str) -> str:
+        """The id of a collection whose name cannot be part of a path; else the name."""
+        if "/" not in name and name.strip("."):
+            return name
+        return next((c.id for c in self.collections() if c.name.casefold() == name.casefold()), name)
+
     collection = Route[[str], Collection]("get", "/collections/{}", Collection)
     make_collection = Route[[CollectionRequest], Collection]("post", "/collections", Collection)
     change_collection = Route[[str, CollectionChange], Collection]("post", "/collections/{}", Collection)

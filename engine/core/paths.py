@@ -1,5 +1,6 @@
 """The folders that Tessera uses. `TESSERA_HOME` moves all of them, `TESSERA_MODELS_FOLDER` only the models."""
 
+import contextlib
 import os
 import sys
 from dataclasses import dataclass
@@ -26,7 +27,9 @@ def installed_speech() -> Path:
 
 def whole_path(text: str, field: str) -> Path:
     """Return the absolute path that a client named. Raises: InputFault: it is relative."""
-    place = Path(text).expanduser()
+    place = Path(text)
+    with contextlib.suppress(RuntimeError):  # there is no such user
+        place = place.expanduser()
     if not place.is_absolute():
         raise InputFault(f"{text!r} is not a whole path; the server's folder is not yours.", field)
     return place

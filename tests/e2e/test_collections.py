@@ -429,3 +429,27 @@ def test_mcp_of_an_unknown_collection_fails(server, sea):
     done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     assert done.returncode == 3, done.stderr
     assert "There is no collection 'Nowhere' here." in done.stderr
+
+
+@pytest.mark.parametrize("name", ["work/2026", "..", "100 % [a]?#", "a/documents"])
+def test_a_collection_with_any_name_is_shown_and_removed(in_process, monkeypatch, server, client, tmp_path, name):
+    monkeypatch.setenv("TESSERA_HOME", str(server.home))
+    (tmp_path / "a.txt").write_text("The cormorant dives.")
+    (tmp_path / "link.txt").symlink_to("a.txt")
+    source = f"{tmp_path}/x/../"
+    (tmp_path / "x").mkdir()
+    made = client.post("/tessera/v1/collections", json={"name": name, "sources": [source]})
+    assert made.json()["sources"] == [str(tmp_path)]
+
+    def run(*arguments):
+        done = in_process("collections", *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run("refresh", name)
+    assert "cormorant" in run("search", name, "cormorant")
+    assert "Skipped: 1 hidden, linked or ignored path" in run("show", name)
+    assert "link.txt: links are not followed" in run("unread", name)
+    run("remove", name, "--source", source)
+    run("remove", name)
+    assert name not in [each["name"] for each in client.get("/tessera/v1/collections").json()["collections"]]

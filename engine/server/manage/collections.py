@@ -70,9 +70,10 @@ async def change_collection(request: Request, collection: str, body: CollectionC
     service = await server_state(request).collection_service()
     apart = ("add", "remove", "allow_remote")
     changes = {k: v for k, v in msgspec.structs.asdict(body).items() if v is not None and k not in apart}
-    added, removed = _sources(body.add), set(body.remove)
+    added = _sources(body.add)
 
     def change(old: CollectionConfig) -> CollectionConfig:
+        removed = {path if path in old.sources else _plain(path, "remove") for path in body.remove}
         unknown = removed - set(old.sources)
         if unknown:
             raise InputFault(because("not_a_source", source=min(unknown), name=old.name), "remove")
@@ -167,11 +168,17 @@ def _sources(paths: tuple[str, ...]) -> tuple[str, ...]:
     """Absolute paths that exist. Raises: InputFault."""
     sources = []
     for path in paths:
-        source = whole_path(path, "sources")
-        if not is_there(str(source)):
+        source = _plain(path, "sources")
+        if not is_there(source):
             raise InputFault(because("source_not_there", path=path), "sources")
-        sources.append(str(source))
+        sources.append(source)
     return tuple(dict.fromkeys(sources))
+
+
+def _plain(path: str, field: str) -> str:
+    """The absolute path without "..", as changes of its files are reported. Raises: InputFault: it is relative."""
+    place = whole_path(path, field)
+    return str(place.resolve() if ".." in place.parts else place)
 
 
 def _document(row: DocumentRow) -> Document:
