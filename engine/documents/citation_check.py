@@ -44,6 +44,7 @@ from engine.documents.vectors import above
 # path or a name in code ("gc.auto is", "/srv has").
 _END: Final = re.compile(
     r"(?<=[^\s.][.!?])[\"')\]]*\s+(?=[\"'(\[]?(?:[A-Z\u00c0-\u00deÀ-ÖØ-Þ0-9*/-]|[a-z]\w*[._(/]\w))|\n+"
+    r"|(?<=[\u3002\uff01\uff1f])\s*"
 )
 # "Am 1. März", "im 19. Jahrhundert": in German a period after a number may make it an ordinal. "Dr. Seidel".
 _NO_END: Final = re.compile(

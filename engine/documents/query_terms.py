@@ -1,13 +1,26 @@
 """The content words of a text, stemmed as in the full-text index, and its numbers, names and codes."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import apsw
 
 TOKENIZER: Final = ("porter", "unicode61", "remove_diacritics", "2")
-WORD: Final = re.compile(r"\w+(?:['\u2019]\w+)?", re.UNICODE)
+# Vowel signs of Indic scripts belong to words, too.
+WORD: Final = re.compile(r"[\w\u0900-\u0963\u0966-\u0dff]+(?:['\u2019]\w+)?", re.UNICODE)
+# Invisible characters, and vowel signs of Hebrew and Arabic, which most texts leave out.
+_UNSEEN: Final = re.compile(
+    "[\u00ad\u200b-\u200f\u2060\ufeff\u0591-\u05bd\u05bf-\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670]"
+)
+# Text in scripts without spaces between words (Chinese, Japanese), and Korean, whose words have endings.
+_UNSPACED: Final = re.compile(
+    "[\u3005-\u3007\u3041-\u3096\u30a1-\u30fa\u30fc-\u30ff\u3105-\u312f\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uac00-\ud7a3\uf900-\ufaff\U00020000-\U000323af]+"
+)
+# Characters between its content words: Hiragana, and particles and pronouns of Chinese.
+_BETWEEN: Final = re.compile("[\u3041-\u3096的是了吗嗎呢吧什么麼谁誰哪怎这這那们們几幾与與]+")
 # Stop words in the languages of most users' documents.
 _STOP_WORDS: Final = (
     "a about above after again against all also am an and any are aren't as at be because been before being "
@@ -122,23 +135,82 @@ _GERMAN_ENDING: Final = re.compile(r"(?<=\w{4})(?:e[nrsm]?|n|s)$")
 _STEM_CHARS, ENDING_CHARS = 4, 3
 
 
-class Stemmer:
-    """Stems words as FTS5 does. It uses the connection that it was created with, so hold that connection's lock."""
+def searchable(text: str) -> str:
+    """The text as the full-text index has it: letters in one form, unspaced text as characters and their pairs."""
+    if text.isascii():
+        return text
+    return _UNSPACED.sub(
+        lambda run: f" {' '.join((*run.group(), *_pairs(run.group())))} ", _one_form(text).casefold()
+    )
 
-    def __init__(self, connection: apsw.Connection, tokenizer: Sequence[str] = TOKENIZER) -> None:
+
+def _one_form(text: str) -> str:
+    """Ligatures, wide letters and accents in one form, without invisible characters."""
+    return text if text.isascii() else _UNSEEN.sub("", unicodedata.normalize("NFKC", text))
+
+
+def _pairs(run: str) -> Iterator[str]:
+    return (run[at : at + 2] for at in range(len(run) - 1))
+
+
+def _content_pairs(run: str) -> Iterator[str]:
+    """The words of unspaced text for a query: pairs of characters without particles."""
+    for part in [part for part in _BETWEEN.split(run) if part] or [run]:
+        yield from _pairs(part) if len(part) > 1 else part
+
+
+def is_unspaced(word: str) -> bool:
+    """Return whether a word is of a script without spaces."""
+    return _UNSPACED.match(word) is not None
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in order; unspaced text as pairs of characters without particles."""
+    text = _one_form(text)
+    if not text.isascii():
+        text = _UNSPACED.sub(lambda run: f" {' '.join(_content_pairs(run.group()))} ", text)
+    return WORD.findall(text)
+
+
+def without_unspaced(text: str) -> str:
+    """The text with a space in place of unspaced text: "型番AB-1です" holds the code AB-1."""
+    return text if text.isascii() else _UNSPACED.sub(" ", text)
+
+
+class Stemmer:
+    """Stems words as FTS5 does. It uses the connection that it was created with, so hold that connection's lock.
+
+    `form` is the form that the index has of texts.
+    """
+
+    def __init__(
+        self,
+        connection: apsw.Connection,
+        tokenizer: Sequence[str] = TOKENIZER,
+        form: Callable[[str], str] = searchable,
+    ) -> None:
         self._tokenize = connection.fts5_tokenizer(tokenizer[0], list(tokenizer[1:]))
+        self._form = form
 
     def stems(self, text: str) -> list[str]:
         """The stem of every word, in order."""
-        tokens = self._tokenize(text.encode("utf-8", "replace"), apsw.FTS5_TOKENIZE_DOCUMENT, None)
+        tokens = self._tokenize(self._form(text).encode("utf-8", "replace"), apsw.FTS5_TOKENIZE_DOCUMENT, None)
         return [token for entry in tokens for token in entry[2:]]
 
     def telling(self, text: str) -> dict[str, str]:
-        """Content words of a text with their stems, in order; all words if it has only stop words."""
-        words = dict.fromkeys(word for word in WORD.findall(text) if len(word) > 1 or word.isdecimal())
-        content_words = [word for word in words if word.lower() not in STOP] or list(words)
+        """Content words of a text as they are searched, with their stems; all words if it has only stop words."""
+        words = dict.fromkeys(
+            word.casefold() for word in words_of(text) if len(word) > 1 or word.isdecimal() or is_unspaced(word)
+        )
+        content_words = [word for word in words if word not in STOP] or list(words)
+        # The last stem of a pair of characters is the pair; the others are its characters.
         stemmed = ((word, self.stems(word)) for word in content_words)
-        return {word: stems[0] for word, stems in stemmed if stems}
+        return {word: stems[-1 if is_unspaced(word) else 0] for word, stems in stemmed if stems}
+
+    def all_stems(self, text: str) -> set[str]:
+        """The stems of the content words of a text, of all parts of compound names."""
+        telling = self.telling(text).items()
+        return {s for word, stem in telling for s in ((stem,) if is_unspaced(word) else self.stems(word))}
 
 
 def without_endings(stems: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
@@ -158,13 +230,18 @@ def in_figures(text: str) -> str:
 
 def content_words(text: str) -> list[str]:
     """The words that say something, in order."""
-    return [word for word in WORD.findall(text) if word.lower() not in STOP and word.lower() not in LIGHT]
+    return [word for word in words_of(text) if word.lower() not in STOP and word.lower() not in LIGHT]
+
+
+def _apart(text: str) -> str:
+    """The text with spaces around unspaced text, whose numbers are words of their own."""
+    return text if text.isascii() else _UNSPACED.sub(r" \g<0> ", _one_form(text))
 
 
 def exact_terms(text: str) -> dict[str, str]:
     """Numbers and codes of a text by the form that is compared; names and acronyms too."""
     exact: dict[str, str] = {}
-    text, german_text = _GROUP_SPACE.sub("", text), is_german(text)
+    text, german_text = _apart(_GROUP_SPACE.sub("", text)), is_german(text)
     for match in TOKEN.finditer(text):
         token = match.group()
         if token.lower() in COUNTS:
@@ -189,7 +266,7 @@ def exact_terms(text: str) -> dict[str, str]:
 def term_forms(text: str) -> set[str]:
     """All forms in which a token may occur: as it is, and as the parts of a compound."""
     forms: set[str] = set()
-    for match in TOKEN.finditer(_GROUP_SPACE.sub("", text)):
+    for match in TOKEN.finditer(_apart(_GROUP_SPACE.sub("", text))):
         token = match.group().casefold()
         forms.update(part.casefold() for part in _HUMPS.findall(match.group()))
         forms |= {

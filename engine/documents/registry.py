@@ -66,6 +66,7 @@ def update(
 
     Entries of files that the walk could not access stay.
     """
+    store.index_words_again()
     indexed = store.indexed_files()
     # Files that were read before OCR was requested or installed are read again.
     waits = (NEEDS_OCR, *OCR_MISSING) if ocr_installed() else (NEEDS_OCR,)

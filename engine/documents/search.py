@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
+from engine.documents.query_terms import searchable, without_unspaced
 from engine.documents.store import Store
 from engine.documents.types import Passage
 from engine.documents.vectors import Vectors
@@ -89,7 +90,8 @@ def by_codes(store: Store, question: str) -> dict[int, float]:
     BM25 divides by the length of a passage and adds up common words, so the only row of a table with the code that
     was asked for may come after many short passages with the words around it.
     """
-    codes = dict.fromkeys(token.strip("./:\\-") for token in _TOKEN.findall(question) if _CODE.search(token))
+    tokens = _TOKEN.findall(without_unspaced(question))
+    codes = dict.fromkeys(token.strip("./:\\-") for token in tokens if _CODE.search(token))
     rows: list[tuple[float, list[int]]] = []
     with store.lock:
         total = max(int(store.connection.execute("SELECT count(*) FROM chunk").get), 1)
@@ -97,7 +99,7 @@ def by_codes(store: Store, question: str) -> dict[int, float]:
         for code in [c for c in codes if store.stemmer.stems(c)][:_MAX_TERMS]:
             chunk_ids: list[Any] = store.connection.execute(
                 "SELECT rowid FROM full_text WHERE full_text MATCH ? LIMIT ?",
-                ('"' + code.replace('"', '""') + '"', limit + 1),
+                ('"' + searchable(code).replace('"', '""') + '"', limit + 1),
             ).fetchall()
             if len(chunk_ids) <= limit:
                 rows.append((_rarity(total, len(chunk_ids)), [chunk_id for (chunk_id,) in chunk_ids]))
@@ -232,7 +234,7 @@ def evidence(store: Store, question: str, hits: Sequence[Passage]) -> RelevanceE
     """Estimate whether the passages are relevant to the query at all; the log has the accuracy."""
     with store.lock:
         # All parts of `autovacuum_moon_phase` count: parts that are in no passage are the strongest signal.
-        stems = {stem for word in store.stemmer.telling(question) for stem in store.stemmer.stems(word)}
+        stems = store.stemmer.all_stems(question)
         total = max(int(store.connection.execute("SELECT count(*) FROM chunk").get), 1)
         counts = store.chunk_counts(stems)
         weights = {stem: _rarity(total, count) for stem, count in counts.items()}

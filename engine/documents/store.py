@@ -16,7 +16,7 @@ import msgspec
 from devices.msgspec_lock import learned
 from engine.core.index_database import VECTOR_TABLES, IndexStore, open_index
 from engine.documents.errors import CollectionUnusable
-from engine.documents.query_terms import TOKENIZER, Stemmer
+from engine.documents.query_terms import TOKENIZER, Stemmer, searchable
 from engine.documents.types import NEEDS_OCR, OCR_MISSING, DocumentRow, PageRead, Passage
 
 _VERSION: Final = 1
@@ -41,6 +41,10 @@ _SKIPPED: Final = "CREATE TABLE IF NOT EXISTS skipped(path TEXT PRIMARY KEY, rea
 # Vectors of removed passages by content hash, until the pass over the files ends: a renamed folder has the same
 # texts in other places. In memory, so nothing of a deleted file stays on disk.
 _SPARE: Final = "CREATE TEMP TABLE spare(digest BLOB PRIMARY KEY, vector BLOB NOT NULL) WITHOUT ROWID"
+# The form of the words in the full-text index.
+_WORDS: Final = "one form, pairs of unspaced characters"
+# Passages that are indexed again per transaction.
+_AT_ONCE: Final = 500
 READING, READY, FAILED, SKIPPED = "reading", "ready", "failed", "skipped"
 
 
@@ -220,12 +224,35 @@ class Store(IndexStore):
             chunk_id = self._db.last_insert_rowid()
             execute(
                 "INSERT INTO full_text(rowid, title, heading, body) VALUES(?,?,?,?)",
-                (chunk_id, title, chunk.heading, chunk.text),
+                (chunk_id, *map(searchable, (title, chunk.heading, chunk.text))),
             )
             execute(
                 "INSERT INTO vector(chunk_id, vector) SELECT ?, vector FROM spare WHERE digest=?",
                 (chunk_id, _digest(title, chunk.heading, chunk.text)),
             )
+
+    def index_words_again(self) -> None:
+        """Put passages that an earlier version indexed as they are into the form in which words are searched."""
+        if self.fact("words") == _WORDS:
+            return
+        after = 0
+        while True:
+            with self.lock, self._db:
+                rows: list[Any] = self._db.execute(
+                    "SELECT chunk.id, title, heading, text FROM chunk JOIN document ON document.id=document_id"
+                    " WHERE chunk.id > ? ORDER BY chunk.id LIMIT ?",
+                    (after, _AT_ONCE),
+                ).fetchall()
+                changed = [row for row in rows if not all(text.isascii() for text in row[1:])]
+                self._db.executemany("DELETE FROM full_text WHERE rowid=?", [(row[0],) for row in changed])
+                self._db.executemany(
+                    "INSERT INTO full_text(rowid, title, heading, body) VALUES(?,?,?,?)",
+                    [(row[0], *map(searchable, row[1:])) for row in changed],
+                )
+            if not rows:
+                break
+            after = rows[-1][0]
+        self.set_fact("words", _WORDS)
 
     def _clear(self, document_id: int) -> None:
         """Delete a document's passages. Their vectors stay as spare ones."""

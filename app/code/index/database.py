@@ -72,7 +72,7 @@ class IndexDatabase(IndexStore):
         super().__init__()
         try:
             self._db = open_index(path, _SCHEMA, _VERSION)
-            self._stemmer = Stemmer(self._db, _TOKENIZER)
+            self._stemmer = Stemmer(self._db, _TOKENIZER, form=str)
         except (OSError, apsw.Error) as error:
             raise IndexUnusable(path, str(error)) from error
 

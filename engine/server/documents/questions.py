@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from engine.documents.query_terms import STOP, WORD
+from engine.documents.query_terms import STOP, WORD, words_of
 
 if TYPE_CHECKING:
     from engine.chat.query import ChatQuery
@@ -73,7 +73,7 @@ def parts_of(question: str) -> tuple[str, ...]:
 
 def points_back(text: str) -> bool:
     """Whether a message depends on earlier messages, estimated from its words."""
-    telling = [word for word in WORD.findall(text) if word.lower() not in STOP]
+    telling = [word for word in words_of(text) if word.lower() not in STOP]
     if not telling or _PRONOUN.search(text) or _CONTINUES.match(text):
         return True
     return len(telling) == 1 and not _VERB.search(text)
