@@ -38,10 +38,10 @@ from engine.message_catalog.reasons import Reason, because
 MAX_UNREAD: Final = 10_000
 # A file of a few kB can expand to any amount of text. This is twenty times the longest novel.
 MAX_CHARS: Final = 64_000_000
-# How files are read. If an index was built in another way, all files but these kinds are read again; equal passages
-# keep their vectors.
-_CUT: Final = "cells and lines of any length, rows by their numbers"
-_READ_AS_BEFORE: Final = frozenset({"pdf", "picture", "text"})
+# How files are read. If an index was built in another way, all files but these kinds are read again, not PDFs with
+# OCR, which is slow; equal passages keep their vectors.
+_CUT: Final = "cells and lines of any length, rows by their numbers, forms of PDFs"
+_READ_AS_BEFORE: Final = frozenset({"picture", "text"})
 # After this time the next file gets a turn.
 TURN_S: Final = 20.0
 Outcome = Literal["done", "later", "stopped"]
@@ -72,6 +72,7 @@ def update(
     waits = (NEEDS_OCR, *OCR_MISSING) if ocr_installed() else (NEEDS_OCR,)
     scans = store.with_page_problems(waits) if reader.ocr else frozenset()
     cut_now = store.fact("cut") == _CUT
+    read_as_before = _READ_AS_BEFORE | ({"pdf"} if reader.ocr else set())
     waiting: list[ScannedFile] = []
     skipped: dict[str, str] = {}
     for file in walk.files():
@@ -85,7 +86,7 @@ def update(
             (size, mtime) != (file.size_bytes, file.mtime_ns)
             or state == READING
             or file.path in scans
-            or (not cut_now and file.kind not in _READ_AS_BEFORE)
+            or (not cut_now and file.kind not in read_as_before)
         ):
             waiting.append(file)
     store.remove([path for path in indexed if not walk.hid(path)])

@@ -29,7 +29,16 @@ def pdf(path: Path, pages: list[list[str]], *, pictures: set[int] = frozenset())
         )
         kids.append(b"%d 0 R" % len(objects))
     objects[1] = b"<</Type/Pages/Count %d/Kids[%s]>>" % (len(kids), b" ".join(kids))
-    out, places = bytearray(b"%PDF-1.4\n"), []
+    return pdf_of(path, objects)
+
+
+def _escaped(line: str) -> str:
+    return line.replace("\\", "\\\\").replace("(", "\\(").replace(")", "\\)")
+
+
+def pdf_of(path: Path, objects: list[bytes]) -> Path:
+    """Write a PDF from its objects; the first one is the catalog."""
+    out, places = bytearray(b"%PDF-1.7\n"), []
     for number, body in enumerate(objects, 1):
         places.append(len(out))
         out += b"%d 0 obj\n%s\nendobj\n" % (number, body)
@@ -39,10 +48,6 @@ def pdf(path: Path, pages: list[list[str]], *, pictures: set[int] = frozenset())
     out += b"trailer\n<</Size %d/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF\n" % (len(objects) + 1, table)
     path.write_bytes(bytes(out))
     return path
-
-
-def _escaped(line: str) -> str:
-    return line.replace("\\", "\\\\").replace("(", "\\(").replace(")", "\\)")
 
 
 def docx(path: Path) -> Path:

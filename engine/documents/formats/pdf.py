@@ -1,9 +1,10 @@
 """PDF through pdfium: the text of each page; scanned pages are read by OCR if it is installed."""
 
+import ctypes
 import os
 import re
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,12 +28,21 @@ _HYPHENS: Final = (
     "\ufffe",
     "\u00ad",
 )
+# Annotations whose text a viewer does not show on the page, and form fields that hold text.
+_NOT_SHOWN: Final = pdfium.raw.FPDF_ANNOT_FLAG_HIDDEN | pdfium.raw.FPDF_ANNOT_FLAG_NOVIEW
+_WITHOUT_TEXT: Final = frozenset({pdfium.raw.FPDF_ANNOT_LINK, pdfium.raw.FPDF_ANNOT_POPUP})
+_FIELDS: Final = frozenset({
+    pdfium.raw.FPDF_FORMFIELD_TEXTFIELD, pdfium.raw.FPDF_FORMFIELD_COMBOBOX, pdfium.raw.FPDF_FORMFIELD_LISTBOX,
+})  # fmt: skip
+_MOST_ANNOTATIONS: Final = 5000
+_MOST_ATTACHMENTS: Final = 200
 
 
 def pdf(path: Path, first: int = 1, *, ocr: bool = False) -> Iterator[Page]:
     """Pages from `first` on. An unreadable page has a `problem`, and the next one follows."""
     document = open_pdf(path)
     try:
+        document.init_forms()  # does nothing if there are none
         for number in range(first, len(document) + 1):
             yield _page(document, number, ocr=ocr)
     finally:
@@ -55,7 +65,9 @@ def _page(document: Any, number: int, *, ocr: bool) -> Page:
     except pdfium.PdfiumError:
         return Page(number, label=label, problem="the page is damaged")
     try:
-        text = _text(page)
+        text = "\n".join((_text(page), *_annotations(document, page)))
+        if number == 1 and document.count_attachments():
+            text += f"\nAttachments (not read): {', '.join(_attachments(document))}"
         if sum(c.isalnum() for c in text) < _SCAN_CHARS and _is_image(page):
             if not ocr:
                 return Page(number, _blocks(text), label, NEEDS_OCR)
@@ -76,6 +88,50 @@ def _text(page: Any) -> str:
     for mark in _HYPHENS:
         text = text.replace(mark, "")
     return text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
+
+
+def _annotations(document: Any, page: Any) -> Iterator[str]:
+    """Filled form fields with their names, and comments: they are not part of the page's own text."""
+    raw = pdfium.raw
+    for index in range(min(raw.FPDFPage_GetAnnotCount(page), _MOST_ANNOTATIONS)):
+        annotation = raw.FPDFPage_GetAnnot(page, index)
+        if annotation:
+            try:
+                text = _annotation(document.formenv, annotation)
+            finally:
+                raw.FPDFPage_CloseAnnot(annotation)
+            if text:
+                yield text
+
+
+def _annotation(forms: Any, annotation: Any) -> str:
+    raw = pdfium.raw
+    kind = raw.FPDFAnnot_GetSubtype(annotation)
+    if raw.FPDFAnnot_GetFlags(annotation) & _NOT_SHOWN or kind in _WITHOUT_TEXT:
+        return ""
+    if kind != raw.FPDF_ANNOT_WIDGET:
+        return _wide(partial(raw.FPDFAnnot_GetStringValue, annotation, b"Contents"))
+    if forms is None or raw.FPDFAnnot_GetFormFieldType(forms, annotation) not in _FIELDS:
+        return ""
+    value = _wide(partial(raw.FPDFAnnot_GetFormFieldValue, forms, annotation))
+    name = _wide(partial(raw.FPDFAnnot_GetFormFieldAlternateName, forms, annotation))
+    name = name or _wide(partial(raw.FPDFAnnot_GetFormFieldName, forms, annotation))
+    return f"{name}: {value}" if name and value else value
+
+
+def _wide(read: Callable[[Any, int], int]) -> str:
+    """The UTF-16 text that a function of pdfium writes into a buffer; without one it returns the size."""
+    size = read(None, 0)
+    buffer = ctypes.create_string_buffer(max(size, 2))
+    read(ctypes.cast(buffer, ctypes.POINTER(ctypes.c_ushort)), size)
+    text = buffer.raw[:size].decode("utf-16-le", "replace").rstrip("\0")
+    return text.replace("\r\n", "\n").replace("\r", "\n").strip()
+
+
+def _attachments(document: Any) -> list[str]:
+    count = document.count_attachments()
+    names = [str(document.get_attachment(at).get_name()) for at in range(min(count, _MOST_ATTACHMENTS))]
+    return [*names, "..."] if count > len(names) else names
 
 
 def _is_image(page: Any) -> bool:

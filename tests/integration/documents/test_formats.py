@@ -48,6 +48,44 @@ def test_a_pdf_keeps_its_pages_and_tells_which_is_a_scan(reader, tmp_path):
     assert text_of(pages[2]) == "The third page."
 
 
+def test_a_filled_form_and_comments_of_a_pdf_are_read(reader, tmp_path):
+    widget, shown = (
+        b"<</Type/Annot/Subtype/Widget/Rect[200 700 400 720]/F 4/DA(/F 11 Tf 0 g)",
+        b"/F 4/Rect[60 60 90 90]",
+    )
+    objects = [
+        (
+            b"<</Type/Catalog/Pages 2 0 R/AcroForm<</Fields[6 0 R 7 0 R 8 0 R 9 0 R]/DR<</Font<</F 5 0 R>>>>>>"
+            b"/Names<</EmbeddedFiles<</Names[(bill.pdf)12 0 R]>>>>>>"
+        ),
+        b"<</Type/Pages/Kids[3 0 R]/Count 1>>",
+        (
+            b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 595 842]/Resources<</Font<</F 5 0 R>>>>/Contents 4 0 R"
+            b"/Annots[6 0 R 7 0 R 8 0 R 9 0 R 10 0 R 11 0 R]>>"
+        ),
+        b"<</Length 50>>\nstream\nBT /F 11 Tf 60 780 Td (Name of the applicant:) Tj ET \nendstream",
+        b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica/Encoding/WinAnsiEncoding>>",
+        widget + b"/FT/Tx/T(name)/TU(Your name)/V(Ida Nielsen)>>",
+        widget + b"/FT/Tx/T(city)/V<FEFF00C60072F8>>>".replace(b"F8>", b"00F8>"),
+        widget + b"/FT/Tx/T(empty)>>",
+        widget.replace(b"/F 4", b"/F 2") + b"/FT/Tx/T(hidden)/V(Secret)>>",
+        b"<</Type/Annot/Subtype/FreeText/DA(/F 11 Tf)/Contents(Paid on the third of May)%s>>" % shown,
+        b"<</Type/Annot/Subtype/Text/Contents(The pump leaks)%s>>" % shown,
+        b"<</Type/Filespec/F(bill.pdf)/UF(bill.pdf)/EF<</F 13 0 R>>>>",
+        b"<</Type/EmbeddedFile/Length 2>>\nstream\nhi\nendstream",
+    ]
+    ((page,), problem) = read(reader, made.pdf_of(tmp_path / "form.pdf", objects))
+    assert (page.problem, problem) == ("", "")
+    assert text_of(page).split("\n") == [
+        "Name of the applicant:",
+        "Your name: Ida Nielsen",
+        "city: \u00c6r\u00f8",
+        "Paid on the third of May",
+        "The pump leaks",
+        "Attachments (not read): bill.pdf",
+    ]
+
+
 def test_a_scan_without_ocr_installed_says_what_to_install(tmp_path):
     path = made.pdf(tmp_path / "a.pdf", [["Text."], []], pictures={1})
     reader = Reader(ocr=True)
