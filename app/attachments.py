@@ -2,6 +2,7 @@
 
 import base64
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from engine.documents.types import NEEDS_OCR, BadDocument
 MAX_TEXT_BYTES = 8 << 20
 MAX_FILE_BYTES = 64 << 20
 MAX_IMAGE_BYTES = 20 << 20
+_MOST_REASONS = 5
 IMAGES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 OTHER_IMAGES = frozenset({".avif", ".bmp", ".gif", ".heic", ".heif", ".jxl", ".svgz", ".tif", ".tiff"})
 # "unread": the reader rejects these formats and names the format to save them in.
@@ -104,19 +106,22 @@ def _in_child(path: Path, kind: str) -> str:
 
     reader = Reader()
     texts: list[str] = []
-    size, num_pages, problem, unread = 0, 0, "", ""
+    size, num_pages, problem = 0, 0, ""
     scans: list[int] = []
+    unread: list[str] = []
     try:
         for answer in reader.read(path, kind):
             problem = answer.problem or problem
             for page in answer.pages:
                 num_pages = page.number
-                unread = page.problem or unread
                 if page.problem == NEEDS_OCR:
                     scans.append(page.number)
+                elif page.problem:
+                    unread.append(page.problem)
                 texts += [chunk.text for chunk in page.chunks]
                 size += sum(len(chunk.text) for chunk in page.chunks)
             if size > MAX_TEXT_BYTES:
+                problem = f"the rest after {size:,} characters" if not answer.done else problem
                 break
     finally:
         reader.close()
@@ -126,10 +131,15 @@ def _in_child(path: Path, kind: str) -> str:
                 f"{len(scans)} of its {num_pages} pages are pictures without text. Attach these pages as pictures "
                 "to a model that reads pictures, or add the file to Documents with OCR"
             )
-        raise DocumentError(path.name, problem or unread or "there is no text in it")
-    if scans:  # model and reader must know that something is missing
+        raise DocumentError(path.name, problem or next(iter(unread), "") or "there is no text in it")
+    # Model and reader must know that something is missing.
+    if scans:
         missing = f"{len(scans)} of {num_pages} pages are pictures without text"
         texts.append(f"[{missing} and are not here: {_spans(scans)}]")
+    missing = dict.fromkeys([*unread, problem] if problem else unread)
+    if missing:
+        more = ["and more"] if len(missing) > _MOST_REASONS else []
+        texts.append(f"[Not read: {'; '.join([*islice(missing, _MOST_REASONS), *more])}]")
     return "\n\n".join(texts)
 
 

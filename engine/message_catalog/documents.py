@@ -15,6 +15,8 @@ _GROUNDS: Final = {
     "whole_document": "The model received the whole document: {tokens} of {budget} tokens that fit.",
     "whole_documents": "The model received all {documents} documents ({tokens} tokens; {budget} would fit).",
     "documents_do_not_say": "The documents of {name} do not say this: no passage fits the question.",
+    "still_reading": "{what} The collection is still being read: {done} of {files} files so far.",
+    "reading_now": "The collection is still being read: {done} of {files} files so far.",
     "nothing_to_give": "The collection contains no text for the model yet.",
     "passages_weak": "Weak match: the collection contains little of the question. The model still received the {count} nearest passages of {documents} documents ({amount}): {tokens} tokens.",
     "passages_given": "The model received {count} passages of {documents} documents ({amount}): {tokens} tokens.",

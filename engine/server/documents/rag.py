@@ -1,7 +1,7 @@
 """Retrieval-augmented chat: selects passages of a collection for the model and checks the response against them."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -12,8 +12,9 @@ from engine.api.collections import CheckedSentence, Citations, Passage, SearchAn
 from engine.chat.types import Message, Part, TextPart
 from engine.documents import citation_check
 from engine.documents.registry import OpenCollection
+from engine.documents.types import DocumentRow
 from engine.message_catalog import sentence
-from engine.message_catalog.reasons import because
+from engine.message_catalog.reasons import Reason, because
 from engine.server.documents.questions import interleaved, questions_of
 from engine.server.documents.service import CollectionService
 
@@ -157,6 +158,12 @@ async def ground(
     that no passage fits is refused without the model, and passages are used even where all documents fit.
     """
     budget = await token_budget(model, query)
+
+    def so_far(why: Reason) -> Reason:
+        if not service.collections.is_reading(live):
+            return why
+        return because("still_reading", what=why, done=live.progress.done, files=live.progress.files)
+
     counts = await asyncio.to_thread(live.store.counts)
     name, key = live.definition.name, live.definition.id
     if mode != "passages" and not only and counts.chars <= budget * _CHARS_PER_TOKEN:
@@ -166,6 +173,7 @@ async def ground(
             why = because("whole_document", tokens=tokens, budget=budget)
             if counts.documents != 1:
                 why = because("whole_documents", documents=counts.documents, tokens=tokens, budget=budget)
+            why = so_far(why)
             grounds = Citations(
                 id=key, name=name, mode="whole", why=sentence(why), why_detail=why, found=True, tokens=tokens,
                 documents=counts.documents, passages=whole,
@@ -173,14 +181,14 @@ async def ground(
             return AugmentedQuery(service, live, with_given(query, f"{_WHOLE}\n\n{_by_document(whole)}"), grounds)
     answer = await _nearest(service, live, questions_of(query), most or _MOST)
     if only and not answer.found:
-        why = because("documents_do_not_say", name=name)
+        why = so_far(because("documents_do_not_say", name=name))
         grounds = Citations(
             id=key, name=name, mode="none", why=sentence(why), why_detail=why, passages=answer.passages,
             notes=answer.notes,
         )  # fmt: skip
         return AugmentedQuery(service, live, query, grounds, sentence(why))
     if not answer.passages:
-        why = because("nothing_to_give")
+        why = so_far(because("nothing_to_give"))
         grounds = Citations(id=key, name=name, mode="none", why=sentence(why), why_detail=why, notes=answer.notes)
         return AugmentedQuery(service, live, with_given(query, NOT_THERE), grounds)
     assert model.facts is not None
@@ -193,7 +201,7 @@ async def ground(
     kind = "passages_not_whole" if mode == "whole" else "passages_given"
     if not answer.found:
         kind = "passages_weak"
-    why = because(kind, count=len(chosen), documents=counts.documents, amount=amount, tokens=tokens)
+    why = so_far(because(kind, count=len(chosen), documents=counts.documents, amount=amount, tokens=tokens))
     grounds = Citations(
         id=key, name=name, mode="passages", why=sentence(why), why_detail=why, found=answer.found, tokens=tokens,
         passages=chosen, notes=answer.notes,
@@ -246,9 +254,16 @@ async def fitting(
     return tuple(chosen), used
 
 
+def _documents(live: OpenCollection) -> Iterator[DocumentRow]:
+    after = ""
+    while batch := live.store.documents(after, limit=1000):
+        yield from batch
+        after = batch[-1].path
+
+
 def _everything(live: OpenCollection) -> tuple[Passage, ...]:
     passages = []
-    for document in live.store.documents(limit=1000):
+    for document in _documents(live):
         for page, label, _ in live.store.pages(document.id):
             chunks = live.store.chunks_of(document.id, page)
             text = "\n\n".join(chunk.text for chunk in chunks)

@@ -308,6 +308,8 @@ class CollectionService:
                 notes.append(f"{reranker.id} could not rerank: {error}")
         passages = await asyncio.to_thread(self._passages, live, hits, request.limit)
         counts = await asyncio.to_thread(live.store.counts)
+        if self.collections.is_reading(live):
+            notes.append(sentence(because("reading_now", done=live.progress.done, files=live.progress.files)))
         if vector is not None and counts.embedded < counts.chunks:
             notes.append(f"{counts.chunks - counts.embedded} of {counts.chunks} passages have no vector yet")
         return SearchAnswer(

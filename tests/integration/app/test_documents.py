@@ -6,6 +6,7 @@ import zipfile
 
 import pytest
 
+from app import attachments
 from app.attachments import DocumentError, read
 from tests.support import documents_made as made
 
@@ -47,6 +48,19 @@ def test_scanned_pages_are_named_and_a_file_of_scans_says_how_many(tmp_path):
     all_scans = made.pdf(tmp_path / "all.pdf", [[], []], pictures={0, 1})
     with pytest.raises(DocumentError, match=r"2 of its 2 pages are pictures without text\. Attach these pages"):
         read(all_scans)
+
+
+def test_what_is_missing_in_a_document_is_named(tmp_path, monkeypatch):
+    book = made.epub(tmp_path / "book.epub", ["<p>One.</p>", "<p>Two.</p>"])
+    with zipfile.ZipFile(book) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist() if not name.endswith("c1.xhtml")}
+    with zipfile.ZipFile(book, "w") as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+    assert read(book).text == "One.\n\n[Not read: OEBPS/text/c1.xhtml is named in the book but not in it]"
+    long = made.pdf(tmp_path / "long.pdf", [[f"Page {number}."] for number in range(200)])
+    monkeypatch.setattr(attachments, "MAX_TEXT_BYTES", 100)
+    assert re.search(r"\[Not read: the rest after \d+ characters\]$", read(long).text)
 
 
 def test_an_image_is_kept_as_bytes(tmp_path):
