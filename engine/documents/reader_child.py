@@ -33,11 +33,9 @@ class _Open:
         read = reader_of(request.kind)
         self.key = _key(request)
         self.num_pages = 0
-        if request.kind == "pdf":
+        if request.kind in ("pdf", "picture"):
             pages: Iterator[Page] = read(path, request.first, ocr=request.ocr)
-            self.num_pages = _pdf_pages(path)
-        elif request.kind == "picture":
-            pages = read(path, ocr=request.ocr)
+            self.num_pages = _pdf_pages(path) if request.kind == "pdf" else 0
         elif request.kind in ("eml", "mbox"):
             pages = read(path, request.first, attachments=request.attachments)
         else:

@@ -193,26 +193,37 @@ _MAX_PIXELS: Final = 40_000_000
 _OUT_OF_MEMORY: Final = re.compile("alloc", re.IGNORECASE)
 
 
-def image_pages(path: Path, *, ocr: bool = True) -> Iterator[Page]:
-    """An image as a document of one page. Raises: BadDocument: it cannot be opened, or OCR is not installed."""
+def image_pages(path: Path, first: int = 1, *, ocr: bool = True) -> Iterator[Page]:
+    """The pages of an image from `first` on: several of a TIFF, else one. Raises: BadDocument: it is damaged."""
     if not ocr:
         yield Page(1, label="picture", problem=NEEDS_OCR)
         return
     try:
         from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise BadDocument("reading images needs OCR, which is not installed here") from error
+    except ImportError:
+        yield Page(1, label="picture", problem=NO_OCR_HERE)
+        return
 
     Image.MAX_IMAGE_PIXELS = _MAX_PIXELS
     try:
-        import numpy as np
-
         with Image.open(path) as image:
-            pixels = np.asarray(image.convert("RGB"))[:, :, ::-1]
+            # Scans and faxes have several pages. In other formats these are an animation.
+            count = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
+            for number in range(first, count + 1):
+                yield _image_page(image, number, f"page {number}" if count > 1 else "picture")
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError) as error:
         raise BadDocument(f"the image cannot be opened ({type(error).__name__})") from error
-    blocks = read_image(pixels)
-    yield Page(1, blocks, "picture", "" if blocks else "there is no text in the image that OCR could read")
+
+
+def _image_page(image: Any, number: int, label: str) -> Page:
+    import numpy as np
+
+    image.seek(number - 1)
+    try:
+        blocks = read_image(np.asarray(image.convert("RGB"))[:, :, ::-1])
+    except BadDocument as error:
+        return Page(number, label=label, problem=str(error))
+    return Page(number, blocks, label, "" if blocks else "there is no text in the image that OCR could read")
 
 
 @cache

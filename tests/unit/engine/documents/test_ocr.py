@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.documents.formats import pdf
-from engine.documents.types import BadDocument
+from engine.documents.types import NO_OCR_HERE, BadDocument, Block
 
 
 @pytest.mark.parametrize("said", ["Failed to allocate memory for requested buffer of size 9", "std::bad_alloc"])
@@ -71,3 +71,28 @@ def test_columns_of_vertical_text_are_not_turned(monkeypatch):
     monkeypatch.setattr(pdf, "_recognizer", lambda: recognize)
     (block,) = pdf.read_image(np.zeros((200, 30, 3), np.uint8))
     assert block.text == "縦書き"
+
+
+def test_every_page_of_a_tiff_is_read_and_an_animation_is_one_picture(monkeypatch, tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="part of the extra ocr")
+    shades = [image.new("RGB", (8, 8), (shade, 0, 0)) for shade in (10, 20, 30)]
+    monkeypatch.setattr(pdf, "read_image", lambda pixels: (Block("text", f"shade {pixels[0, 0, 2]}"),))
+    for name, labels in (("fax.tiff", ["page 1", "page 2", "page 3"]), ("moving.webp", ["picture"])):
+        shades[0].save(tmp_path / name, save_all=True, append_images=shades[1:])
+        pages = list(pdf.image_pages(tmp_path / name))
+        assert [page.label for page in pages] == labels
+        assert len({page.blocks[0].text for page in pages}) == len(labels)
+    assert [page.number for page in pdf.image_pages(tmp_path / "fax.tiff", 3)] == [3]
+
+
+def test_an_image_without_ocr_waits_for_it(monkeypatch, tmp_path):
+    """As a problem of the page, not of the document: pages are read again once OCR is installed."""
+    image = pytest.importorskip("PIL.Image", reason="part of the extra ocr")
+    image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+
+    def missing():
+        raise BadDocument(NO_OCR_HERE)
+
+    monkeypatch.setattr(pdf, "_recognizer", missing)
+    (page,) = pdf.image_pages(tmp_path / "a.png")
+    assert page.problem == NO_OCR_HERE
