@@ -280,7 +280,7 @@ class Collections:
         self._quick = Reader(urgent=True)
         self._beside = {False: Reader(), True: Reader(ocr=True)}
         self._warmed: set[str] = set()
-        self.follower = Follower(self._changed)
+        self.follower = Follower(self._changed, self._check_followed)
 
     # ------------------------------------------------------------------ collections
 
@@ -401,6 +401,12 @@ class Collections:
     def _follow(self) -> None:
         sources = [s for d in self.definitions.all() if d.follow for s in d.sources]
         self.follower.follow(sources)
+
+    def _check_followed(self) -> None:
+        """Check all files whose changes are followed from now on."""
+        for definition in self.definitions.all():
+            if definition.follow:
+                self._mark_dirty(definition.id)
 
     def _read_forever(self) -> None:
         while not self._stop.is_set():

@@ -260,10 +260,15 @@ _WAKE_MS: Final = 1000
 
 
 class Follower:
-    """Watches the sources in a thread; calls `changed` with changed paths. `problem` says why it cannot watch."""
+    """Watches the sources in a thread; calls `changed` with changed paths. `problem` says why it cannot watch.
 
-    def __init__(self, changed: Callable[[set[str]], None]) -> None:
+    It calls `began` once it watches: earlier changes are not reported, and a large tree takes seconds.
+    """
+
+    def __init__(self, changed: Callable[[set[str]], None], began: Callable[[], None]) -> None:
         self._changed = changed
+        self._began = began
+        self.is_watching = False
         self._sources: tuple[str, ...] = ()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -299,8 +304,13 @@ class Follower:
                 stop_event=stop,
                 ignore_permission_denied=True,
                 raise_interrupt=False,
+                yield_on_timeout=True,
             ):
-                self._changed({path for _, path in changes})
+                if not self.is_watching:
+                    self._began()
+                    self.is_watching = True
+                if changes:
+                    self._changed({path for _, path in changes})
         except (OSError, RuntimeError) as error:  # the system's limit of watches, or a deleted source
             self.problem = because("looked_for_every_minute", why=str(error))
             log.warning("documents are not followed: %s", error)
@@ -311,4 +321,4 @@ class Follower:
             self._stop.set()
             if self._thread is not None:
                 self._thread.join()
-            self._thread, self._sources = None, ()
+            self._thread, self._sources, self.is_watching = None, (), False

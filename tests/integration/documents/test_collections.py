@@ -97,14 +97,14 @@ def test_changes_on_disk_are_followed(collections, folder):
 
 
 def test_what_changes_is_read_by_a_child_that_waits_for_it(collections, folder):
-    settled(collections.add("sea", sources=(str(folder),)))
+    live = settled(collections.add("sea", sources=(str(folder),)))
+    wait_for(lambda: collections.follower.is_watching and not collections.is_reading(live), 60, "watching")
     wait_for(lambda: collections._quick.pid and collections._warmed >= {"markdown", "pdf"}, 60, "the child")
     assert collections._readers[False].pid is None  # no work left: the process was ended to free its memory
     waiting = collections._quick.pid
     if hasattr(os, "getpriority"):
         mine = os.getpriority(os.PRIO_PROCESS, 0)
         assert os.getpriority(os.PRIO_PROCESS, waiting) == mine
-    live = collections.live("sea")
     (folder / "new.md").write_text("# Gulls\n\nThe kittiwake nests on cliffs.\n")
     wait_for(lambda: found(live, "kittiwake"), 60, "the new file")
     assert collections._quick.pid == waiting

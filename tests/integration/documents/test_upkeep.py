@@ -5,9 +5,11 @@ import time
 import unicodedata
 
 import pytest
+import watchfiles
 
 from engine.core.errors import InputFault
 from engine.core.paths import user_paths
+from engine.documents import search
 from engine.documents.reader_process import Reader
 from engine.documents.registry import Collections
 from tests.support.servers import wait_for
@@ -35,6 +37,20 @@ def test_a_collection_that_is_removed_at_once_leaves_nothing_to_do(collections, 
     before = time.process_time()
     time.sleep(1.0)
     assert time.process_time() - before < 0.4, "a thread runs without work"
+
+
+def test_a_change_before_the_folders_are_watched_is_read(collections, place, monkeypatch):
+    """Until a large tree is watched, its changes are not reported. Each added collection begins it again."""
+    watch = watchfiles.watch
+
+    def slowly(*sources, **options):
+        time.sleep(2)
+        yield from watch(*sources, **options)
+
+    monkeypatch.setattr(watchfiles, "watch", slowly)
+    live = settled(collections, collections.add("sea", sources=(str(place),)))
+    (place / "b.txt").write_text("The heron waits.")
+    wait_for(lambda: search.by_words(live.store, "heron"), 30, "the change")
 
 
 def test_a_refresh_that_waits_for_another_collection_is_not_done(collections, place, monkeypatch):
