@@ -24,6 +24,7 @@ _NO_TEXT: Final = frozenset({"script", "style", "template", "noscript"})
 # ARIA landmarks of page parts that are not content: they repeat on every page of a site.
 _LANDMARKS_LEFT_OUT: Final = frozenset({"banner", "contentinfo", "navigation", "search"})
 _HEADINGS: Final = {f"h{level}": level for level in range(1, 7)}
+_MOST_SPAN, _REPEATED_CHARS = 100, 200
 _NOT_IN_CELLS: Final = frozenset({"table", *_HEADINGS})
 _ENDS: Final = frozenset({
     "p", "div", "section", "article", "li", "ul", "ol", "dl", "dt", "dd", "blockquote", "figure", "figcaption",
@@ -146,7 +147,7 @@ def _preformatted(element: Any, tag: str) -> Iterator[Block]:
     elif tag == "table":
         for caption in element.iter("caption"):
             yield from paragraphs(_line(caption))
-        rows = [" | ".join(_line(cell) for cell in row.iter("th", "td")) for row in element.iter("tr")]
+        rows = [" | ".join(row) for row in _rows(element)]
         rows = [row for row in rows if row.strip(" |")]
         if rows:
             yield Block("table", "\n".join(rows))
@@ -156,6 +157,32 @@ def _preformatted(element: Any, tag: str) -> Iterator[Block]:
         text = _line(element).replace("\u00b6", " ").strip()
         if text:
             yield Block("heading", text, _HEADINGS[tag])
+
+
+def _rows(table: Any) -> Iterator[list[str]]:
+    """The cells of each row; a cell that spans rows repeats its text in each."""
+    above: dict[int, tuple[int, str]] = {}  # by column: in how many more rows, and the text
+    for row in table.iter("tr"):
+        texts: list[str] = []
+        column = 0
+        for cell in (*row.iter("th", "td"), None):
+            while column in above:
+                rows, text = above.pop(column)
+                if rows > 1:
+                    above[column] = rows - 1, text
+                texts.append(text)
+                column += 1
+            if cell is not None:
+                texts.append(_line(cell))
+                if (rows := _span(cell, "rowspan")) > 1:
+                    above[column] = rows - 1, texts[-1][:_REPEATED_CHARS]
+                column += _span(cell, "colspan")
+        yield texts
+
+
+def _span(cell: Any, name: str) -> int:
+    digits = (cell.get(name) or "").strip()
+    return min(max(int(digits), 1), _MOST_SPAN) if digits.isdecimal() and len(digits) < _MOST_SPAN else 1
 
 
 def _line(element: Any) -> str:

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from msgspec.structs import replace
+
 from engine.documents.types import NO_TEXT, PART_CHARS, BadDocument, Block, Page
 
 # A heading starts a new part if the current one has at least this length.
@@ -126,8 +128,16 @@ def _lines(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def paragraphs(text: str, line: int = 1) -> Iterator[Block]:
-    """Text between empty lines; overlong paragraphs (files without empty lines) are split at line ends."""
+def paragraphs(text: str, line: int = 0) -> Iterator[Block]:
+    """Text between empty lines; overlong paragraphs (files without empty lines) are split at line ends.
+
+    `line` is the first line of the text in its file. 0: its lines are not those of the file.
+    """
+    for block in _paragraphs(text, line):
+        yield block if line else replace(block, line=0)
+
+
+def _paragraphs(text: str, line: int) -> Iterator[Block]:
     rows: list[str] = []
     began, size = line, 0
     for number, row in enumerate(text.split("\n"), line):

@@ -39,7 +39,7 @@ def text(path: Path) -> Iterator[Page]:
 
 
 def _plain(source: str) -> Iterator[Block]:
-    for block in paragraphs(source):
+    for block in paragraphs(source, 1):
         lines = block.text.split("\n")
         if len(lines) >= 2 and _UNDERLINE.fullmatch(lines[1].strip()) and len(lines[0]) <= 100:  # noqa: PLR2004 - title, line
             level = 1 + "=-~^\"'*#".find(lines[1].strip()[0])
@@ -103,8 +103,8 @@ def notebook(path: Path) -> Iterator[Page]:
 
 
 def _cell(kind: str, source: str, outputs: list[str]) -> Iterator[Block]:
-    if kind == "markdown":
-        yield from _markdown(source)
+    if kind == "markdown":  # its lines are not those of the file
+        yield from (replace(block, line=0) for block in _markdown(source))
     elif source.strip():
         yield Block("code", source)
     for output in outputs:

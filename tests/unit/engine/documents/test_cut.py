@@ -90,6 +90,9 @@ def test_soft_hyphens_are_not_read_and_half_characters_are_replaced(tmp_path):
         ("rows.csv", "csv", 'a,b\n\n1,"two\nlines"\n' + "2,x\n" * 10 + f"3,{'y ' * 500}\n4,heron\n", "heron", 15),
         ("stated.csv", "csv", "sep=;\na;b\n" + f"3;{'y ' * 500}\n" * 4 + "4;heron\n", "heron", 6),
         ("second.csv", "csv", "a,b\n" + "1,x\n" * 60 + f"3,{'y ' * 500}\n" + "4,heron\n", "heron", 62),
+        ("page.html", "html", "<p>One.\n\n<p>Two.\n<h1>Three</h1><p>heron", "heron", 0),
+        ("book.ipynb", "notebook", '{"cells": [{"cell_type": "markdown", "source": ["heron"]}]}', "heron", 0),
+        ("mail.eml", "eml", "From: a@b\nSubject: x\n\nOne.\n\nheron\n", "heron", 0),
         ("one.json", "code", '{"a": "' + "b " * 600 + '", "heron": 1}', "heron", 0),
     ],
 )  # fmt: skip
@@ -111,3 +114,12 @@ def test_rows_have_the_numbers_that_a_spreadsheet_shows(tmp_path):
     book.save(tmp_path / "a.xlsx")
     pages = list(formats.reader_of("xlsx")(tmp_path / "a.xlsx"))
     assert [page.label for page in pages] == ["Stock, rows 3 to 156", "Stock, rows 157 to 169"]
+
+
+def test_a_cell_that_spans_rows_is_in_each_of_them(tmp_path):
+    page = (
+        "<table><tr><th>year<th colspan=2>ferry<tr><td rowspan=3>2024<td>Ida<td>7<tr><td rowspan=2>Per<td>8<tr>"
+        "<td>9<tr><td>2025<td>Bo<td>1</table>"
+    )
+    (cut,) = chunks(tmp_path, "a.html", page, "html")
+    assert cut.text.split("\n")[1:] == ["2024 | Ida | 7", "2024 | Per | 8", "2024 | Per | 9", "2025 | Bo | 1"]
