@@ -228,3 +228,20 @@ def test_a_passage_opens_its_page_and_is_marked_and_the_rest_is_told(services, s
     (dialog,) = card.findChildren(PageDialog)
     assert dialog.passage == "Low water."
     dialog.close()
+
+
+def test_a_cited_passage_is_listed_and_another_document_is_not_opened_for_it(services, server, show, qtbot):
+    """An index that was made again numbers its documents anew: an old answer must not open a wrong file."""
+    passages = [{**GROUNDS["passages"][0], "id": number} for number in range(1, 21)]
+    message = Message(
+        1, 1, None, "assistant", "It is so [17].", facts=facts_of({"grounds": {**GROUNDS, "passages": passages}})
+    )
+    card = show(GroundsCard(services, message.facts.grounds, message.content))
+    shown = [button.text().split()[0] for button in card.buttons]
+    assert shown == [*(f"[{number}]" for number in range(1, 13)), "[17]"]
+    server.routes["GET", "/tessera/v1/collections/col_1/documents/2/pages/3"] = PageText(
+        path="/home/ida/sea/other.pdf", title="other", number=3, text=PAGE
+    )
+    card.buttons[-1].click()
+    qtbot.waitUntil(lambda: "tides.pdf is no longer in this collection" in words_in(card))
+    assert card.findChildren(PageDialog) == []

@@ -78,7 +78,9 @@ class GroundsCard(QFrame):
         lines: list[QWidget] = [
             label(f"{grounds.name}: {translated(grounds.why_detail, grounds.why)}", "small", wrap=True)
         ]
-        for number, passage in enumerate(grounds.passages[:_SHOWN_PASSAGES], 1):
+        for number, passage in enumerate(grounds.passages, 1):
+            if number > _SHOWN_PASSAGES and f"[{number}]" not in answer:
+                continue
             source = passage.label or self.tr("part {n}").format(n=passage.page)
             words = f"[{number}] {Path(passage.path).name}, {source}"
             source_button = _Source(words, passage.path, partial(self._open, passage))
@@ -113,14 +115,20 @@ class GroundsCard(QFrame):
         def work() -> PageText:
             return api.page_text(key, passage.document, passage.page, passage.id)
 
-        self._services.background.run(work, self._show_page, self._fail, self, newest="page")
+        self._services.background.run(work, partial(self._show_page, passage), self._fail, self, newest="page")
 
     def _fail(self, error: Exception) -> None:
         self._problem.setText(error_message(error))
         self._problem.show()
 
-    def _show_page(self, page: PageText) -> None:
-        PageDialog(page, self).open()
+    def _show_page(self, passage: Passage, page: PageText) -> None:
+        if page.path == passage.path:
+            PageDialog(page, self).open()
+            return
+        # An index that was made again numbers its documents anew.
+        text = self.tr("{name} is no longer in this collection, or was read again. Ask again to see the passage.")
+        self._problem.setText(text.format(name=Path(passage.path).name))
+        self._problem.show()
 
 
 _SHOWN_TITLE = 80
