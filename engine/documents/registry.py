@@ -17,13 +17,7 @@ from filelock import Timeout
 
 from engine.core.errors import exhausted
 from engine.core.paths import Paths
-from engine.documents.collection_config import (
-    NAMED,
-    CollectionConfig,
-    Definitions,
-    RemovedCollections,
-    writer_lock,
-)
+from engine.documents.collection_config import NAMED, CollectionConfig, Definitions, RemovedCollections, writer_lock
 from engine.documents.file_types import size_limit
 from engine.documents.reader_process import Reader, ocr_installed
 from engine.documents.store import READING, Store
@@ -224,8 +218,8 @@ class OpenCollection:
         self.progress = Progress()
         self.reading = False
         self.embedding_problem: Reason | None = None
-        # Paths that the last pass could not access; they are checked again soon.
-        self.unseen: tuple[str, ...] = ()
+        # Why the last pass could not check all files; they are checked again soon.
+        self.unseen: Reason | None = None
         self.checked_at = 0.0
         self.asked_at = 0.0
         self.embedded_to = 0
@@ -465,14 +459,13 @@ class Collections:
             walk = Walk(live.definition.sources)
             reader = self._readers[live.definition.ocr]
             update(live.store, walk, reader, live.progress, self._interrupted(live))
-            live.unseen = tuple(walk.unseen)
-            if walk.unseen:
-                log.warning(
-                    "%d places of a collection could not be looked at: %s", len(walk.unseen), walk.unseen[0]
-                )
+            live.unseen = None
+            for path, why in list(walk.unseen.items())[:1]:
+                live.unseen = because("not_checked", what=path, why=why)
+                log.warning("%d places of a collection could not be looked at: %s", len(walk.unseen), path)
         except Exception as error:
             if not self._is_removed(live):
-                live.unseen = live.definition.sources
+                live.unseen = because("not_checked", what=live.definition.name, why=str(error))
                 _complain("a collection could not be brought up to date", error)
         finally:
             live.reading, live.pending = False, True

@@ -108,14 +108,14 @@ class ScannedFile(msgspec.Struct, frozen=True):
 class Walk:
     """One walk over the files of the sources.
 
-    `offline`: sources whose drive is not connected. `unseen`: files and folders that could not be accessed now, for
-    example because of a lack of descriptors or a failing disk. They may be unchanged.
+    `offline`: sources whose drive is not connected. `unseen`: files and folders that could not be accessed now and
+    why, for example a lack of descriptors or a failing disk. They may be unchanged.
     """
 
     def __init__(self, sources: Sequence[str]) -> None:
         self._sources = sources
         self.offline: list[str] = []
-        self.unseen: list[str] = []
+        self.unseen: dict[str, str] = {}
 
     def files(self) -> Iterator[ScannedFile]:
         """Every file once, also those that are not read, with the reason; deleted files yield nothing.
@@ -194,7 +194,7 @@ class Walk:
         if error.errno in _REFUSED:
             yield _skipped(path, error.strerror or str(error))
         elif not isinstance(error, _MISSING):
-            self.unseen.append(str(path))
+            self.unseen[str(path)] = error.strerror or str(error)
 
 
 _BAD_NAME: Final = "its name is not UTF-8; rename it"

@@ -4,6 +4,7 @@ from typing import Final
 
 _PROBLEMS: Final = {
     "not_there": "{path} does not exist",
+    "not_checked": "{what} could not be checked completely, and is checked again every minute: {why}",
     "no_embedding_model": "only keywords are searched, because there is no embedding model here",
     "cannot_embed": "{model} cannot embed: {why}",
     "cannot_embed_question": "{model} cannot embed the question, so only keyword search was used: {why}",

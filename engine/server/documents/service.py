@@ -431,6 +431,7 @@ class CollectionService:
         definition, counts, progress = live.definition, live.store.counts(), live.progress
         problems = [because("not_there", path=source) for source in definition.sources if not is_there(source)]
         problems += [because("remote_not_agreed", model=m, server=s) for m, s in self._strange(definition)]
+        problems += [live.unseen] if live.unseen else []
         missing = counts.chunks - counts.embedded
         if missing and live.embedding_problem and live.embedding_problem not in problems:
             problems.append(live.embedding_problem)

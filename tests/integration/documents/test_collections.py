@@ -133,8 +133,11 @@ def test_a_moment_without_descriptors_forgets_no_document_and_misses_no_change(
         file.flush()
         collections.refresh("sea")
         wait_for(lambda: "could not be" in caplog.text, 60, "the complaint")
+        wait_for(lambda: live.unseen, 60, "the reason")
+        assert live.unseen.kind == "not_checked"
         assert live.store.counts().documents == documents
     wait_for(lambda: found(live, "kittiwake"), 60, "what was missed")
+    wait_for(lambda: live.unseen is None, 60, "a whole check")
     (folder / "new.md").write_text("# Gulls\n\nThe fulmar spits oil.\n")
     wait_for(lambda: found(live, "fulmar"), 60, "the next change")
     (folder / "new.md").unlink()
