@@ -82,12 +82,32 @@ def _page(document: Any, number: int, *, ocr: bool) -> Page:
 def _text(page: Any) -> str:
     text_page = page.get_textpage()
     try:
-        text = str(text_page.get_text_bounded())
+        # `get_text_bounded` leaves out the last line break that pdfium adds, which joins the numbers of two cells.
+        text = _with_whole_rows(text_page, str(text_page.get_text_range()))
     finally:
         text_page.close()
     for mark in _HYPHENS:
         text = text.replace(mark, "")
     return text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
+
+
+def _with_whole_rows(text_page: Any, text: str) -> str:
+    """The text with spaces for line breaks within a row of a table: pdfium ends the line before a short cell."""
+    if len(text) != text_page.count_chars():  # characters of two units: the places do not match
+        return text
+    pieces, at = [], 0
+    for end in (match.start() for match in re.finditer(r"(?<!\s)\r\n(?!\s)", text)):
+        last, following = text_page.get_charbox(end - 1, loose=True), text_page.get_charbox(end + 2, loose=True)
+        if _is_in_row(last, following):
+            pieces += [text[at:end], " "]
+            at = end + 2
+    return "".join([*pieces, text[at:]])
+
+
+def _is_in_row(last: tuple[float, ...], following: tuple[float, ...]) -> bool:
+    """Return whether a character is to the right of the one before it; boxes are left, bottom, right, top."""
+    height = min(last[3] - last[1], following[3] - following[1])
+    return following[0] >= last[2] and abs(following[1] - last[1]) < height / 4
 
 
 def _annotations(document: Any, page: Any) -> Iterator[str]:

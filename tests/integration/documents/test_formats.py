@@ -86,6 +86,24 @@ def test_a_filled_form_and_comments_of_a_pdf_are_read(reader, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("step", [40, 120])
+def test_cells_of_a_table_in_a_pdf_stay_apart(reader, tmp_path, step):
+    rows = [("part", "price", "n"), ("Rope", "12.50", "3"), ("Anchor", "80.00", "1"), ("", "7", "8")]
+    cells = [
+        (60 + step * j, 700 - 14 * i, cell) for i, row in enumerate(rows) for j, cell in enumerate(row) if cell
+    ]
+    drawn = "".join(f"BT /F 11 Tf {x} {y} Td ({cell}) Tj ET\n" for x, y, cell in cells).encode()
+    objects = [
+        b"<</Type/Catalog/Pages 2 0 R>>",
+        b"<</Type/Pages/Kids[3 0 R]/Count 1>>",
+        b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 595 842]/Resources<</Font<</F 5 0 R>>>>/Contents 4 0 R>>",
+        b"<</Length %d>>\nstream\n%s\nendstream" % (len(drawn), drawn),
+        b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica/Encoding/WinAnsiEncoding>>",
+    ]
+    ((page,), _) = read(reader, made.pdf_of(tmp_path / "table.pdf", objects))
+    assert text_of(page) == "part price n\nRope 12.50 3\nAnchor 80.00 1\n7 8"
+
+
 def test_a_scan_without_ocr_installed_says_what_to_install(tmp_path):
     path = made.pdf(tmp_path / "a.pdf", [["Text."], []], pictures={1})
     reader = Reader(ocr=True)
