@@ -1,5 +1,6 @@
 """Supported file types, detected by name: the server process never opens a document."""
 
+import re
 from pathlib import PurePath
 from typing import Final
 
@@ -44,6 +45,15 @@ _NAMES: Final = {
 SKIPPED_FOLDERS: Final = frozenset({
     "node_modules", "__pycache__", "site-packages", "venv", "target", "dist", "build", "bower_components",
 })  # fmt: skip
+# Backups and unfinished files, which repeat others, and files that programs write for themselves.
+_COPY: Final = re.compile(
+    r"~$|^~\$|^#.*#$|\.(?:bak|orig|rej|swp|swo|tmp|temp|part|partial|crdownload|lock|map)$", re.IGNORECASE
+)
+
+
+def is_copy(name: str) -> bool:
+    """Return whether a file is a backup, unfinished, or written for a program only; it is skipped."""
+    return _COPY.search(name) is not None
 
 
 def kind_of(name: str) -> str | None:

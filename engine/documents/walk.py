@@ -14,7 +14,7 @@ from pathspec import GitIgnoreSpec
 
 from devices.disk_speed import drive_is_here
 from engine.core.sendable import sendable
-from engine.documents.file_types import SKIPPED_FOLDERS, kind_on_disk
+from engine.documents.file_types import SKIPPED_FOLDERS, is_copy, kind_on_disk
 from engine.message_catalog.reasons import Reason, because
 
 log = logging.getLogger(__name__)
@@ -210,9 +210,10 @@ def _why_skipped(entry: "os.DirEntry[str]", *, is_folder: bool) -> str:
         return "links are not followed"
     if entry.name.startswith("."):
         return "hidden files and folders are skipped unless they are added themselves"
-    if is_folder and entry.name.lower() in SKIPPED_FOLDERS:
-        return "folders of this name are skipped unless they are added themselves"
-    return ""
+    if is_folder:
+        is_output = entry.name.lower() in SKIPPED_FOLDERS
+        return "folders of this name are skipped unless they are added themselves" if is_output else ""
+    return "backups, unfinished files and lock files are skipped" if is_copy(entry.name) else ""
 
 
 def _is_text(path: Path) -> bool:
@@ -248,7 +249,7 @@ def is_wanted(path: str, source: str) -> bool:
         folder /= name
         if name.startswith(".") or folder.is_symlink():
             return False
-    if any(name.lower() in SKIPPED_FOLDERS for name in relative.parts[:-1]):
+    if is_copy(relative.name) or any(name.lower() in SKIPPED_FOLDERS for name in relative.parts[:-1]):
         return False
     return not IgnoreRules.at_root(Path(source), strict=True).ignores(Path(source), relative.as_posix())
 

@@ -20,6 +20,7 @@ _CELL: Final = re.compile(r"([A-Z]{1,3})([0-9]{1,7})")
 # Parts of a workbook with comments and text boxes.
 _BESIDE: Final = re.compile(r"xl/(comments\w*/?\w*|threadedComments/\w+|drawings/drawing\d+)\.xml", re.IGNORECASE)
 # Excel repeats the comments of a thread in a comment for older programs.
+_NO_RESULT: Final = "formulas whose results are not stored are not read; save it in a spreadsheet program"
 _THREAD: Final = "[Threaded comment]"
 
 
@@ -152,17 +153,18 @@ def _beside(archive: Any, name: str) -> Iterator[Block]:
 
 
 def _left_out(archive: Any, part: str) -> set[str]:
-    """The part of a sheet that is not read because its cells are too far down or to the right.
+    """The parts of a sheet that are not read: cells too far down or to the right, and formulas without results.
 
     openpyxl returns every cell before a far one, so it is never asked for them.
     """
     from openpyxl.utils.cell import column_index_from_string
 
-    far_rows = far_columns = False
+    far_rows = far_columns = no_result = False
     try:
         with archive.open(part) as member:
             for _, cell in etree.iterparse(member, tag="{*}c", resolve_entities=False, no_network=True):
                 place = _CELL.fullmatch(cell.get("r", "")) if len(cell) else None
+                no_result = no_result or _has_no_result(cell)
                 if place is not None:
                     far_rows = far_rows or int(place[2]) > _MAX_ROWS
                     far_columns = far_columns or column_index_from_string(place[1]) > _MAX_COLUMNS
@@ -172,7 +174,15 @@ def _left_out(archive: Any, part: str) -> set[str]:
                         del row.getparent()[0]
     except (KeyError, etree.LxmlError):  # the reader of the cells reports it
         pass
-    return {*([_far_rows()] if far_rows else []), *([_far_columns()] if far_columns else [])}
+    reasons = ((far_rows, _far_rows()), (far_columns, _far_columns()), (no_result, _NO_RESULT))
+    return {reason for applies, reason in reasons if applies}
+
+
+def _has_no_result(cell: Any) -> bool:
+    """Return whether a formula has no stored result; the type of an empty text is stored."""
+    names = {local(part) for part in cell}
+    has_value = any(local(part) in ("v", "is") and (part.text or len(part)) for part in cell)
+    return "f" in names and not has_value and cell.get("t") != "str"
 
 
 def _far_rows() -> str:

@@ -35,7 +35,7 @@ def text(path: Path) -> Iterator[Page]:
     """Paragraphs; a line is a heading if it is underlined or looks like one."""
     with path.open("rb") as file:
         reject_binary(file.read(SAMPLE_BYTES))
-    yield from in_parts(_plain(decoded(path.read_bytes())))
+    yield from in_parts(_plain(_without_data(decoded(path.read_bytes()))))
 
 
 def _plain(source: str) -> Iterator[Block]:
@@ -146,6 +146,10 @@ def _line_unfolded(line: str) -> str:
         return line
 
 
+def _without_data(text: str) -> str:
+    return _DATA.sub(lambda data: data.group()[:_DATA_CHARS], text)
+
+
 def _code(lines: list[str]) -> Iterator[Block]:
     part: list[str] = []
     began, size = 1, 0
@@ -164,7 +168,7 @@ def _code(lines: list[str]) -> Iterator[Block]:
                 part, size = [], 0
         if not part:
             began = number
-        part.append(_DATA.sub(lambda data: data.group()[:_DATA_CHARS], line.rstrip()))
+        part.append(_without_data(line.rstrip()))
         size += len(line)
     if "".join(part).strip():
         yield Block("code", "\n".join(part).strip("\n"), line=began)

@@ -123,3 +123,14 @@ def test_a_cell_that_spans_rows_is_in_each_of_them(tmp_path):
     )
     (cut,) = chunks(tmp_path, "a.html", page, "html")
     assert cut.text.split("\n")[1:] == ["2024 | Ida | 7", "2024 | Per | 8", "2024 | Per | 9", "2025 | Bo | 1"]
+
+
+def test_a_formula_without_a_result_is_a_problem(tmp_path):
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    book.active.append(["gasket", "=1+2"])
+    book.save(tmp_path / "a.xlsx")
+    page, unread = formats.reader_of("xlsx")(tmp_path / "a.xlsx")
+    assert page.blocks[-1].text == "gasket"
+    assert "formulas whose results are not stored" in unread.problem
