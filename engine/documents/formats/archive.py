@@ -59,6 +59,11 @@ def local(element: Any) -> str:
     return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
 
 
+def attribute(element: Any, name: str = "val") -> str:
+    """An attribute's value by its local name."""
+    return next((value for key, value in element.items() if key.rpartition("}")[2] == name), "")
+
+
 def relations(archive: Any, name: str) -> dict[str, tuple[str, str]]:
     """The related parts by id, as (part, kind); those of the package for "". Raises: KeyError: there is no list."""
     folder, _, leaf = name.rpartition("/")

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from lxml import etree
 
-from engine.documents.formats.archive import XML, local, open_archive, read_member, relations
+from engine.documents.formats.archive import XML, attribute, local, open_archive, read_member, relations
 from engine.documents.formats.html import blocks_of
 from engine.documents.formats.pseudo_pages import in_parts
+from engine.documents.formats.word_lists import ListNumbers
 from engine.documents.types import BadDocument, Block, Page
 
 _SHEET_ROWS: Final = 60
@@ -272,6 +273,7 @@ class _Word:
         except KeyError:
             self._related = {}
         self._levels = self._heading_levels()
+        self._numbers = ListNumbers(self._parts("numbering"), self._parts("styles"))
         self._notes = {kind: self._notes_of(kind) for kind in _NOTES.values()}
         # One entry per open field: True while its code, which Word does not display, is being read.
         self._fields: list[bool] = []
@@ -303,9 +305,12 @@ class _Word:
         styles: dict[str, tuple[int, str]] = {}
         for tree in self._parts("styles"):
             for style in (child for child in tree if local(child) == "style"):
-                facts = {local(child): _value(child) for child in style}
-                outline = next((_value(e) for e in style.iter() if local(e) == "outlineLvl"), "")
-                styles[_value(style, "styleId")] = _level(facts.get("name", ""), outline), facts.get("basedOn", "")
+                facts = {local(child): attribute(child) for child in style}
+                outline = next((attribute(e) for e in style.iter() if local(e) == "outlineLvl"), "")
+                styles[attribute(style, "styleId")] = (
+                    _level(facts.get("name", ""), outline),
+                    facts.get("basedOn", ""),
+                )
 
         def level(style: str, bases: int = 0) -> int:
             own, base = styles.get(style, (0, ""))
@@ -314,7 +319,7 @@ class _Word:
         return {style: heading for style in styles if (heading := level(style))}
 
     def _notes_of(self, kind: str) -> dict[str, Any]:
-        return {_value(note, "id"): note for tree in self._parts(kind) for note in tree}
+        return {attribute(note, "id"): note for tree in self._parts(kind) for note in tree}
 
     def _margins(self, kind: str) -> Iterator[Block]:
         """Headers or footers, without duplicates and without those that are only a page number."""
@@ -342,8 +347,10 @@ class _Word:
     def _paragraph(self, paragraph: Any) -> Iterator[Block]:
         text, apart = self._text(paragraph)
         settings = next((child for child in paragraph if local(child) == "pPr"), None)
-        facts = {local(child): _value(child) for child in settings} if settings is not None else {}
+        facts = {local(child): attribute(child) for child in settings} if settings is not None else {}
         level = _level("", facts.get("outlineLvl", "")) or self._levels.get(facts.get("pStyle", ""), 0)
+        if text and (number := self._numbers.next(settings, facts.get("pStyle", ""))):
+            text = f"{number} {text}"
         if text and level:
             yield Block("heading", " ".join(text.split()), level)
         elif text:
@@ -360,9 +367,9 @@ class _Word:
             for child in _shown(parent):
                 kind = local(child)
                 if kind == "fldChar":
-                    self._field(_value(child, "fldCharType"))
+                    self._field(attribute(child, "fldCharType"))
                 elif kind in ("txbxContent", *_NOTES):
-                    note = self._notes[_NOTES[kind]].get(_value(child, "id")) if kind in _NOTES else child
+                    note = self._notes[_NOTES[kind]].get(attribute(child, "id")) if kind in _NOTES else child
                     apart.extend([] if note is None else [note])
                 elif not any(self._fields):
                     pieces.append(_sign(child, kind))
@@ -391,10 +398,10 @@ class _Word:
             settings = {local(e): e for child in row if local(child) == "trPr" for e in child}
             if "del" in settings:
                 continue
-            column = int(_value(settings["gridBefore"]) or 0) if "gridBefore" in settings else 0
+            column = int(attribute(settings["gridBefore"]) or 0) if "gridBefore" in settings else 0
             texts = []
             for cell in _within(row, "tc"):
-                facts = {local(e): _value(e) for child in cell if local(child) == "tcPr" for e in child}
+                facts = {local(e): attribute(e) for child in cell if local(child) == "tcPr" for e in child}
                 if "cellDel" in facts:
                     continue
                 text = self._cell(cell)
@@ -412,7 +419,7 @@ class _Word:
 
     def _embedded(self, chunk: Any) -> Iterator[Block]:
         """The blocks of an embedded document that Word merges when it opens this one."""
-        target, _ = self._related.get(_value(chunk, "id"), ("", ""))
+        target, _ = self._related.get(attribute(chunk, "id"), ("", ""))
         if not target.lower().endswith((".htm", ".html", ".xhtml")):
             raise BadDocument(f"its text is in an embedded file that is not read ({target or 'none'})")
         yield from blocks_of(read_member(self._archive, target))
@@ -460,7 +467,7 @@ def _within(parent: Any, kind: str) -> Iterator[Any]:
 def _is_hidden(run: Any) -> bool:
     for settings in run:
         if local(settings) == "rPr":
-            return any(local(e) == "vanish" and _value(e) not in ("0", "false", "off") for e in settings)
+            return any(local(e) == "vanish" and attribute(e) not in ("0", "false", "off") for e in settings)
     return False
 
 
@@ -469,7 +476,7 @@ def _sign(element: Any, kind: str) -> str:
         return "".join([element.text or "", *(child.tail or "" for child in element)])
     if kind == "sym":
         try:
-            code = int(_value(element, "char"), 16)
+            code = int(attribute(element, "char"), 16)
         except ValueError:
             return ""
         return "" if code in _PRIVATE_USE or not chr(code).isprintable() else chr(code)
@@ -483,8 +490,3 @@ def _level(name: str, outline: str) -> int:
     if name == "title" or (name != number and number.isdecimal()):
         return int(number) if number.isdecimal() else 1
     return int(outline) + 1 if outline.isdecimal() and int(outline) < _MAX_LEVEL else 0
-
-
-def _value(element: Any, name: str = "val") -> str:
-    """An attribute's value by its local name."""
-    return next((value for key, value in element.items() if key.rpartition("}")[2] == name), "")

@@ -353,3 +353,50 @@ def test_a_known_format_that_is_not_read_is_a_reason(text_of, tmp_path):
     assert text_of(tmp_path / "a.doc")[1] == [
         ".doc files are not read; save it as .docx, .pptx, .xlsx, .odt or PDF"
     ]
+
+
+LEVELS = (("decimal", "%1."), ("decimal", "%1.%2"), ("lowerLetter", "(%3)"), ("upperRoman", "%4)"), ("bullet", "o"))
+NUMBERING = "<w:root>{}{}</w:root>".format(
+    '<w:abstractNum w:abstractNumId="7">'
+    + "".join(
+        f'<w:lvl w:ilvl="{depth}"><w:start w:val="{1 + 3 * (depth == 3)}"/><w:numFmt w:val="{form}"/>'
+        f'<w:lvlText w:val="{text}"/></w:lvl>'
+        for depth, (form, text) in enumerate(LEVELS)
+    )
+    + "</w:abstractNum>",
+    '<w:num w:numId="1"><w:abstractNumId w:val="7"/></w:num>'
+    '<w:num w:numId="2"><w:abstractNumId w:val="7"/><w:lvlOverride w:ilvl="0"><w:startOverride w:val="1"/>'
+    "</w:lvlOverride></w:num>",
+)
+
+
+def test_automatic_numbers_of_paragraphs_are_read(text_of, tmp_path):
+    """Contracts name their clauses by numbers that Word computes."""
+    styles = (
+        '<w:root><w:style w:styleId="Clause"><w:name w:val="heading 1"/><w:pPr><w:numPr><w:numId w:val="1"/></w:numPr>'
+        '</w:pPr></w:style><w:style w:styleId="Sub"><w:basedOn w:val="Clause"/><w:pPr><w:numPr><w:ilvl w:val="1"/>'
+        '</w:numPr></w:pPr></w:style><w:style w:styleId="Loop"><w:basedOn w:val="Loop"/></w:style></w:root>'
+    )
+
+    def item(text, style="", numbers=""):
+        style = f'<w:pStyle w:val="{style}"/>' if style else ""
+        return par(f"<w:pPr>{style}{f'<w:numPr>{numbers}</w:numPr>' if numbers else ''}</w:pPr>", run(text))
+
+    def at(depth, number=1):
+        return f'<w:ilvl w:val="{depth}"/><w:numId w:val="{number}"/>'
+
+    body = (
+        item("Rent", "Clause") + item("Amount", "Sub") + item("Due date", "Sub") + item("first", "", at(2))
+        + item("second", "", at(2)) + item("deep", "", at(3)) + item("dot", "", at(4)) + item("plain", "Loop")
+        + item("Term", "Clause") + item("Notice", "Sub") + item("again", "", at(2)) + item("none", "Clause", at(0, 0))
+        + item("other list", "", at(0, 2)) + item("of it", "", at(0, 2)) + item("End", "Clause")
+    )  # fmt: skip
+    path = word_file(
+        tmp_path / "a.docx", body, styles=("styles.xml", styles), numbering=("numbering.xml", NUMBERING)
+    )
+    text, problems = text_of(path)
+    assert problems == []
+    assert text.replace("\n\n", "\n").split("\n") == [
+        "1. Rent", "1.1 Amount", "1.2 Due date", "(a) first", "(b) second", "IV) deep", "dot", "plain",
+        "2. Term", "2.1 Notice", "(a) again", "none", "1. other list", "2. of it", "3. End",
+    ]  # fmt: skip
