@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from engine.api.collections import Collection, SearchAnswer
 
 _LOOK_S = 0.3
+# Problems of a collection because of which files may be unread.
+_ABOUT_FILES = frozenset({"not_there", "not_checked"})
 
 
 @click.group(help="Collect documents, search them, and ask a model about them.")
@@ -137,11 +139,12 @@ def unread(name: str, *, as_json: bool) -> None:
             everything = False
             echo(shown_text(f"{path}{f', {page}' if page else ''}: {reason}"))
         collection = client.collection(name)
-    for problem in collection.problems:
+    problems = [problem for problem in collection.problems if problem.kind in _ABOUT_FILES]
+    for problem in problems:
         echo(shown_text(str(problem)))
     if collection.state == "reading":
         echo(shown_text(_state(collection)))
-    elif everything and not collection.problems:
+    elif everything and not problems:
         echo("Everything was read.")
 
 
