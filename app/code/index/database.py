@@ -1,6 +1,10 @@
 """The index on disk: files, symbols and full text of one project. It is a cache and can be deleted."""
 
+import contextlib
 import hashlib
+import os
+import shutil
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +36,8 @@ CREATE VIRTUAL TABLE chunk_text USING fts5(path, names, body, words, content='',
   tokenize="{" ".join(_TOKENIZER)}");
 CREATE VIRTUAL TABLE term USING fts5vocab(chunk_text, row);
 {VECTOR_TABLES}"""
+# An index that was not opened for this long is deleted: its project may be gone.
+UNUSED_S = 180 * 86_400
 # Column weights for bm25: the column of a word matters more than its frequency.
 _WEIGHTS = "4.0, 6.0, 1.0, 0.7"
 
@@ -63,6 +69,16 @@ def index_path(cache: Path, root: Path) -> Path:
     """Path of a project's index below the cache folder."""
     digest = hashlib.sha256(str(root.resolve()).encode("utf-8", "surrogateescape")).hexdigest()
     return cache / "code" / digest[:24] / "index.db"
+
+
+def delete_unused(current: Path) -> None:
+    """Delete the indexes of projects that were not opened for half a year; opening one builds its index again."""
+    limit_s = time.time() - UNUSED_S
+    with contextlib.suppress(OSError):
+        os.utime(current)
+        for index in current.parent.parent.glob(f"*/{current.name}"):
+            if index.stat().st_mtime < limit_s:
+                shutil.rmtree(index.parent, ignore_errors=True)
 
 
 class IndexDatabase(IndexStore):

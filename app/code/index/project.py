@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from app.code.errors import PathRefused
-from app.code.index.database import IndexDatabase, index_path
+from app.code.index.database import IndexDatabase, delete_unused, index_path
 from app.code.index.walk import MAX_INDEXED_BYTES, FoundFile, is_ignored, walk
 from app.code.index.worker import ParsedFile
 from app.code.workspace import Workspace
@@ -36,7 +36,9 @@ class ProjectIndex:
 
     def __init__(self, workspace: Workspace, cache: Path, num_workers: int | None = None) -> None:
         self.workspace = workspace
-        self.database = IndexDatabase(index_path(cache, workspace.root))
+        path = index_path(cache, workspace.root)
+        self.database = IndexDatabase(path)
+        delete_unused(path)
         self.lock = self.database.lock
         self._pool = ParserPool(workspace.root, num_workers)
 

@@ -12,6 +12,7 @@ import msgspec
 
 from engine.core.errors import InputFault
 from engine.core.paths import whole_path
+from engine.documents.file_types import kind_of
 from engine.documents.walk import Walk
 from engine.job_kinds.quantize.options import QuantizeOptions
 from engine.message_catalog.reasons import because
@@ -128,5 +129,6 @@ def _files(folder: Path) -> list[Path]:
 
     Git itself is not called, because the settings of an untrusted repository can name programs that it would run.
     """
-    files = [Path(file.path) for file in Walk([str(folder)]).files()]
+    paths = [Path(file.path) for file in Walk([str(folder)]).files() if not file.skipped]
+    files = [path for path in paths if kind_of(path.name) or not path.suffix]
     return files[:: max(1, -(-len(files) // _MOST_FILES))]

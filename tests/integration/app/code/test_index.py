@@ -1,10 +1,12 @@
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from app.code.index import project as workers
+from app.code.index.database import index_path
 from app.code.index.project import ProjectIndex
 from app.code.index.walk import is_ignored, walk
 from app.code.index.worker import ParsedFile
@@ -44,11 +46,12 @@ def test_ignores_are_those_of_git_nested_and_negated(project):
     assert not found & (gone | {"node_modules/left/pad.js", ".git/config", "env/lib/site.py"})
     for path in [*found, *gone]:
         assert is_ignored(project, path) == (path not in found), path
-    # A collection of the same folder follows the same files, and skips files without a reader.
-    listed = {Path(file.path).relative_to(project).as_posix() for file in Walk([str(project)]).files()}
+    # A collection of the same folder follows the same files, and those without text.
+    files = Walk([str(project)]).files()
+    listed = {Path(file.path).relative_to(project).as_posix() for file in files if not file.skipped}
     assert {"src/keep.log", "src/only_here.txt", "src/shapes.py"} <= listed
-    assert not listed & gone
-    for path in [*listed, *gone - {"data.gguf"}]:
+    assert listed & gone == {"data.gguf"}
+    for path in [*listed, *gone]:
         assert is_wanted(str(project / path), str(project)) == (path in listed), path
 
 
@@ -195,3 +198,16 @@ def test_every_setting_of_the_database_holds(tmp_path):
     db = open_index(tmp_path / "index.db", "", 1)
     assert (db.pragma("journal_mode"), db.pragma("foreign_keys"), db.pragma("synchronous")) == ("wal", 1, 1)
     db.close()
+
+
+def test_indexes_of_projects_that_nobody_opens_are_deleted(tmp_path):
+    places = {}
+    for name in ("old", "recent", "open"):
+        (tmp_path / name).mkdir()
+        opened = ProjectIndex(Workspace(tmp_path / name), tmp_path / "cache")
+        places[name] = index_path(tmp_path / "cache", (tmp_path / name).resolve())
+        opened.close()
+    for name, days in (("old", 181), ("recent", 170), ("open", 181)):
+        os.utime(places[name], (0, time.time() - days * 86_400))
+    ProjectIndex(Workspace(tmp_path / "open"), tmp_path / "cache").close()
+    assert {name: path.exists() for name, path in places.items()} == {"old": False, "recent": True, "open": True}
