@@ -136,10 +136,10 @@ def _in_child(path: Path, kind: str) -> str:
     if scans:
         missing = f"{len(scans)} of {num_pages} pages are pictures without text"
         texts.append(f"[{missing} and are not here: {_spans(scans)}]")
-    missing = dict.fromkeys([*unread, problem] if problem else unread)
-    if missing:
-        more = ["and more"] if len(missing) > _MOST_REASONS else []
-        texts.append(f"[Not read: {'; '.join([*islice(missing, _MOST_REASONS), *more])}]")
+    reasons = dict.fromkeys([*unread, problem] if problem else unread)
+    if reasons:
+        more = ["and more"] if len(reasons) > _MOST_REASONS else []
+        texts.append(f"[Not read: {'; '.join([*islice(reasons, _MOST_REASONS), *more])}]")
     return "\n\n".join(texts)
 
 

@@ -195,7 +195,8 @@ def _far_columns() -> str:
 
 
 def _sheet(sheet: Any, number: int, left_out: set[str]) -> Iterator[Page]:
-    head, lines, first, last = "", [], 0, 0
+    head, first, last = "", 0, 0
+    lines: list[str] = []
     rows = sheet.iter_rows(max_row=_MAX_ROWS + 1, max_col=_MAX_COLUMNS + 1, values_only=True)
     for row_number, row in enumerate(rows, 1):
         if not any(value is not None for value in row):
