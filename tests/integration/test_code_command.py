@@ -141,10 +141,11 @@ def test_an_editor_is_connected_and_taken_back(server, tmp_path, monkeypatch):
     assert not (home / ".codex").exists()
     done = run("launch", "codex", "--connect", "--yes")
     assert server.url in (home / ".codex" / "config.toml").read_text()
+    assert 'model_provider = "tessera"' in (home / ".codex" / "tessera.config.toml").read_text()
     assert "codex --profile tessera" in done.output
     assert "connected" in run("launch").output
     run("launch", "codex", "--remove", "--yes")
-    assert not (home / ".codex" / "config.toml").exists()
+    assert not list((home / ".codex").glob("*.toml"))
     assert "not connected" in run("launch", "codex", "--remove", "--yes").output
     assert "http" in run("launch", "cline").output
     assert run("launch", "nothing-known").exit_code == 2

@@ -68,32 +68,39 @@ OPENCODE = Integration(
 )
 
 
-# Codex CLI: https://github.com/openai/codex/blob/main/docs/config.md (model providers, profiles).
+# Codex CLI: https://developers.openai.com/codex/config-advanced (model providers, profiles).
 
 _CODEX_KEY_NAME = "TESSERA_API_KEY"
 _CODEX_OWN_TABLE = re.compile(r"^\s*\[(?:model_providers|profiles)\.\"?tessera\"?\]", re.MULTILINE)
 
 
 def _codex_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
-    path = home / ".codex" / "config.toml"
-    before = read_config(path)
+    """The provider, and a profile in its own file: Codex refuses a profile in config.toml since 0.134."""
+    path, profile_path = home / ".codex" / "config.toml", home / ".codex" / "tessera.config.toml"
+    before, profile_before = read_config(path), read_config(profile_path)
     # Tables are valid at the end of any TOML file, and JSON strings are valid TOML strings.
-    lines = [
+    provider = [
         "[model_providers.tessera]",
         'name = "Tessera"',
         f"base_url = {json.dumps(endpoint.openai_url)}",
         'wire_api = "responses"',
         f"experimental_bearer_token = {json.dumps(endpoint.key)}",
-        "",
-        "[profiles.tessera]",
+    ]
+    profile = [
         'model_provider = "tessera"',
         f"model = {json.dumps(endpoint.model)}",
         f"model_context_window = {endpoint.context}",
     ]
     text = without_block(before or "")
     if _CODEX_OWN_TABLE.search(text):
-        raise NeedsHand(path, "it has a provider or profile named tessera already", "\n".join(lines))
-    return [FileEdit(path=path, before=before, after=with_block(text, lines))]
+        snippet = "\n".join([*provider, "", f"# In {profile_path.name}:", *profile])
+        raise NeedsHand(path, "it has a provider or profile named tessera already", snippet)
+    if without_block(profile_before or "").strip():
+        raise NeedsHand(profile_path, "it has other settings", "\n".join(profile))
+    return [
+        FileEdit(path=path, before=before, after=with_block(text, provider)),
+        FileEdit(path=profile_path, before=profile_before, after=with_block(None, profile)),
+    ]
 
 
 def _codex_launch(endpoint: Endpoint, folder: Path) -> Launch:
@@ -140,6 +147,7 @@ def _claude_code_environment(endpoint: Endpoint) -> dict[str, str]:
     return {
         "ANTHROPIC_BASE_URL": endpoint.url,
         "ANTHROPIC_AUTH_TOKEN": endpoint.key,
+        "ANTHROPIC_API_KEY": "",  # else the user's key for Anthropic would be sent here as well
         "ANTHROPIC_MODEL": endpoint.model,
         "ANTHROPIC_DEFAULT_OPUS_MODEL": endpoint.model,
         "ANTHROPIC_DEFAULT_SONNET_MODEL": endpoint.model,

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.code.errors import FileChanged
-from app.code.integrations.json_settings import parse, undo_settings, with_settings
+from app.code.integrations.json_settings import parse, undo_settings, with_block, with_settings
 from app.code.integrations.registry import INTEGRATIONS
 from app.code.integrations.store import ConnectStore, NotConnected
 from app.code.integrations.types import Endpoint, NeedsHand
@@ -166,10 +166,13 @@ def test_what_each_client_reads_is_what_it_needs(home, store):
     claude = json.loads((home / ".claude/settings.json").read_text())["env"]
     assert claude["ANTHROPIC_BASE_URL"] == ENDPOINT.url
     assert claude["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
+    assert claude["ANTHROPIC_API_KEY"] == "", "the key for Anthropic itself stays there"
     codex = tomllib.loads((home / ".codex/config.toml").read_text())
     assert codex["model_providers"]["tessera"]["base_url"] == ENDPOINT.url + "/v1"
     assert codex["model_providers"]["tessera"]["wire_api"] == "responses"
-    assert codex["profiles"]["tessera"]["model_context_window"] == 32768
+    assert set(codex) == {"model_providers"}  # since 0.134 Codex refuses `--profile` next to a profile in this file
+    profile = tomllib.loads((home / ".codex/tessera.config.toml").read_text())
+    assert profile == {"model_provider": "tessera", "model": "qwen3-coder", "model_context_window": 32768}
     opencode = json.loads((home / ".config/opencode/opencode.json").read_text())
     assert opencode["provider"]["tessera"]["models"]["qwen3-coder"]["limit"]["context"] == 32768
     zed = json.loads((home / ".config/zed/settings.json").read_text())
@@ -202,6 +205,21 @@ def test_what_each_client_reads_is_what_it_needs(home, store):
     assert '  - name: "Tessera qwen3-coder"' in continue_file
     assert '"autocomplete"' in continue_file
     assert not any(p.stat().st_mode & 0o077 for p in home.rglob("*") if p.is_file())
+
+
+def test_codexs_profile_moves_out_of_its_main_file(home, store):
+    """Earlier versions of Tessera wrote the profile into config.toml, which current versions of Codex refuse."""
+    config, profile = home / ".codex/config.toml", home / ".codex/tessera.config.toml"
+    config.parent.mkdir()
+    config.write_text(with_block('model = "mine"\n', ["[profiles.tessera]", 'model = "x"']))
+    store.connect(INTEGRATIONS["codex"], store.planned(INTEGRATIONS["codex"], home, ENDPOINT))
+    assert "profiles" not in tomllib.loads(config.read_text())
+    assert profile.exists()
+    for path, text in ((profile, 'model = "mine"\n'), (config, '[profiles.tessera]\nmodel = "mine"\n')):
+        path.write_text(text)
+        with pytest.raises(NeedsHand) as caught:
+            store.planned(INTEGRATIONS["codex"], home, ENDPOINT)
+        assert 'model = "qwen3-coder"' in caught.value.snippet
 
 
 def test_agents_are_started_without_touching_their_files(home):
