@@ -78,7 +78,9 @@ CUSTOM = {
 PATCH = {"type": "custom", "name": "patch"}
 SEARCH = {"type": "file_search", "vector_store_ids": ["Sea"]}
 OF_THE_SEA = {"model": "spark", "input": "How often is high water at the lighthouse?", "max_output_tokens": 3}
-SPACE = {"type": "namespace", "name": "files", "tools": [RESPONSES_TOOL]}
+SPACE = {"type": "namespace", "name": "files", "tools": [RESPONSES_TOOL, CUSTOM]}
+ADDED = {"id": "a1", "type": "additional_tools", "status": "completed", "phase": "x",
+         "tools": [RESPONSES_TOOL, CUSTOM, SPACE]}  # fmt: skip
 ITEMS = [
     {"id": "m1", "type": "message", "status": "completed", "phase": "final_answer", "role": "user", "content": [
         {"type": "input_text", "text": "Weather?", "annotations": [], "logprobs": []},
@@ -101,6 +103,8 @@ ITEMS = [
     {"id": "f3", "type": "custom_tool_call", "call_id": "c3", "name": "patch", "input": "x"},
     {"id": "o3", "type": "custom_tool_call_output", "call_id": "c3", "output": "ok"},
     {"id": "s1", "type": "file_search_call", "status": "completed", "queries": ["Tides?"], "results": []},
+    {"id": "g1", "type": "agent_message", "author": "/root", "recipient": "/root/reader",
+     "content": [{"type": "input_text", "text": "Go on."}]},
 ]  # fmt: skip
 
 MESSAGES = {"model": "spark", "messages": HI, "max_tokens": 3}
@@ -208,6 +212,7 @@ EXAMPLES = {
         {**RESPONSE, "stream": True, "stream_options": {"include_obfuscation": True}, "include": [
             "reasoning.encrypted_content"]},
         {**RESPONSE, "input": ITEMS, "tools": [RESPONSES_TOOL, CUSTOM, SPACE]},
+        {**RESPONSE, "input": [{"role": "user", "content": "Hi"}, ADDED]},
         {**RESPONSE, "tools": [LOOSE], "tool_choice": "required", "parallel_tool_calls": False},
         {**RESPONSE, "tools": [LOOSE, PATCH], "tool_choice": {"type": "function", "name": "get_weather"}},
         {**RESPONSE, "tools": [{**SPACE, "tools": [LOOSE]}], "tool_choice": {

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from engine.server.body import Body, Metadata, ignored_header, openapi_body, parse
 from engine.server.paging import Order, PageSize, page
 from engine.server.response_store.conversations import Conversation, ConversationStore
-from engine.server.responses.schemas import ITEM
+from engine.server.responses.schemas import ITEM_OR_TOOLS
 
 Items = Annotated[list[dict[str, Any]], Field(max_length=1000)]
 
@@ -20,7 +20,7 @@ router = APIRouter(prefix="/v1/conversations", tags=["responses"])
 class CreateBody(Body):
     """POST /v1/conversations."""
 
-    shapes: ClassVar = {"items": ITEM}
+    shapes: ClassVar = {"items": ITEM_OR_TOOLS}
 
     items: Items | None = None
     metadata: Metadata | None = None
@@ -35,7 +35,7 @@ class UpdateBody(Body):
 class AddBody(Body):
     """POST /v1/conversations/{id}/items."""
 
-    shapes: ClassVar = {"items": ITEM}
+    shapes: ClassVar = {"items": ITEM_OR_TOOLS}
 
     items: Annotated[Items, Field(min_length=1)]
 

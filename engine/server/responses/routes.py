@@ -29,7 +29,7 @@ from engine.server.response_store.conversations import Conversation, stored_item
 from engine.server.responses import file_search
 from engine.server.responses.schemas import ResponsesRequest
 from engine.server.responses.stream import ItemStream
-from engine.server.responses.tools import Toolbox, tool_choice, toolbox, whole_tool
+from engine.server.responses.tools import Toolbox, add_from_items, tool_choice, toolbox, whole_tool
 from engine.server.responses.translate import to_messages
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
@@ -142,16 +142,17 @@ async def _understand(state: ServerState, body: ResponsesRequest) -> _Asked:
     body.refuse_impossible()
     if isinstance(body.input, list):
         body.input = [state.responses.meant(item, f"input[{i}]") for i, item in enumerate(body.input)]
+    conversation = None if body.conversation_id is None else state.conversation_store.get(body.conversation_id)
+    items = body.input if isinstance(body.input, list) else []
     box = toolbox(body.tools or [])
+    for listed in (conversation.items if conversation is not None else [], items):
+        add_from_items(box, listed)
     context: tuple[Message, ...] = ()
     if body.previous_response_id is not None:
         state.background.refuse_unfinished(body.previous_response_id, "previous_response_id")
         context = state.responses.previous(body.previous_response_id).messages
-    conversation = None if body.conversation_id is None else state.conversation_store.get(body.conversation_id)
     if conversation is not None:
-        conversation.require_capacity(
-            body.input if isinstance(body.input, list) else [_user_item(body.input or "")]
-        )
+        conversation.require_capacity(items or [_user_item(body.input if isinstance(body.input, str) else "")])
         context = tuple(to_messages(conversation.items, box))
     context = (*context, *to_messages(body.input if body.input is not None else [], box))
     if not context:

@@ -32,6 +32,9 @@ HOSTED: Final = frozenset(
     "tool_search_call",
     "tool_search_output",
 }
+# Tools that Codex sends as an item of the input, and messages between its agents.
+ADDITIONAL_TOOLS: Final = "additional_tools"
+AGENT_MESSAGE: Final = "agent_message"
 # Accepted fields without effect on this server; they are reported, not refused.
 WITHOUT_EFFECT: Final = (
     "context_management",
@@ -65,28 +68,32 @@ _PART: Final = ByType(
 _CALL: Final = {**_SENT_BACK, "call_id": ANY, "name": ANY, "arguments": ANY, "input": ANY, "namespace": ANY}
 _RESULT: Final = {**_SENT_BACK, "call_id": ANY, "output": _PART}
 _SUMMARY: Final = {**_SENT_BACK, "encrypted_content": ANY}
+_FUNCTION: Final = dict.fromkeys(("type", "name", "description", "parameters", "strict"), ANY)
+_CUSTOM: Final = {
+    "type": ANY,
+    "name": ANY,
+    "description": ANY,
+    "format": {"type": ANY, "syntax": ANY, "definition": ANY},
+}
+_TOOL: Final = ByType(
+    function=_FUNCTION,
+    custom=_CUSTOM,
+    namespace={"type": ANY, "name": ANY, "tools": ByType({"": _FUNCTION, "custom": _CUSTOM})},
+)
 ITEM: Final = ByType(
     {
         "": {**_SENT_BACK, "role": ANY, "content": _PART},
         "reasoning": {**_SENT_BACK, "content": _PART, "summary": ANY, "encrypted_content": ANY},
         "file_search_call": {**_SENT_BACK, "queries": ANY, "results": ANY},
+        AGENT_MESSAGE: {**_SENT_BACK, "author": ANY, "recipient": ANY, "content": {"type": ANY, "text": ANY}},
         **dict.fromkeys(("compaction", "compaction_summary"), _SUMMARY),
         **dict.fromkeys(("function_call", "custom_tool_call"), _CALL),
         **dict.fromkeys(("function_call_output", "custom_tool_call_output"), _RESULT),
     }
 )
-_FUNCTION: Final = dict.fromkeys(("type", "name", "description", "parameters", "strict"), ANY)
+# Items of a conversation that can bring tools.
+ITEM_OR_TOOLS: Final = ByType(ITEM, **{ADDITIONAL_TOOLS: {**_SENT_BACK, "tools": _TOOL}})
 _CHOSEN: Final = {"type": ANY, "name": ANY}
-_TOOL: Final = ByType(
-    function=_FUNCTION,
-    custom={
-        "type": ANY,
-        "name": ANY,
-        "description": ANY,
-        "format": {"type": ANY, "syntax": ANY, "definition": ANY},
-    },
-    namespace={"type": ANY, "name": ANY, "tools": _FUNCTION},
-)
 _FORMAT: Final = ByType(
     {"": {"type": ANY}, "json_schema": dict.fromkeys(("type", "name", "schema", "strict"), ANY)}
 )
@@ -111,7 +118,7 @@ class ResponsesRequest(SamplerFields):
 
     no_effect: ClassVar[frozenset[str]] = frozenset(WITHOUT_EFFECT)
     shapes: ClassVar[Mapping[str, Any]] = {
-        "input": ITEM,
+        "input": ITEM_OR_TOOLS,
         "tools": _TOOL,
         "tool_choice": {**dict.fromkeys(("type", "mode", "name", "namespace"), ANY), "tools": _CHOSEN},
         "text": {"format": _FORMAT},
@@ -178,6 +185,6 @@ class ResponsesRequest(SamplerFields):
         if self.stream_options and (not self.stream or self.stream_options.get("include_obfuscation")):
             names.append("stream_options")
         if isinstance(self.input, list):
-            kinds = enumerate(item.get("type") for item in self.input)
+            kinds = enumerate(str(item.get("type")) for item in self.input)
             names += [f"input[{i}]" for i, kind in kinds if kind in HOSTED and kind != "file_search_call"]
         return names

@@ -11,9 +11,12 @@ from engine.core.errors import InputFault
 from engine.server import custom_tools
 from engine.server.body import fault
 from engine.server.openai.vector_store_schemas import FileSearch
+from engine.server.responses.schemas import ADDITIONAL_TOOLS
 
 # Agents always offer these. They are ignored, because the response is of the same kind without them.
 _SKIPPED: Final = ("web_search", "tool_search", "image_generation")
+# OpenAI's own name for the space of tools without a namespace.
+_PLAIN_NAMESPACE: Final = "functions"
 
 
 @dataclass
@@ -35,12 +38,22 @@ class Toolbox:
 
     def item(self, item_id: str, call_id: str, name: str) -> dict[str, Any]:
         """The output item for the start of a call."""
-        base = {"id": item_id, "call_id": call_id, "status": "in_progress"}
-        if name in self.custom:
-            return {"type": "custom_tool_call", **base, "name": name, "input": ""}
         namespace, own = self.namespaced.get(name, (None, name))
-        call = {"type": "function_call", **base, "name": own, "arguments": ""}
-        return call if namespace is None else {**call, "namespace": namespace}
+        call = {"id": item_id, "call_id": call_id, "status": "in_progress", "name": own}
+        if namespace is not None:
+            call["namespace"] = namespace
+        if name in self.custom:
+            return {"type": "custom_tool_call", **call, "input": ""}
+        return {"type": "function_call", **call, "arguments": ""}
+
+    def update(self, other: "Toolbox") -> None:
+        """Add the tools of another box, which replace those of the same name."""
+        replaced = {definition.name for definition in other.definitions}
+        self.definitions = [d for d in self.definitions if d.name not in replaced] + other.definitions
+        self.custom = (self.custom - replaced) | other.custom
+        self.namespaced = {n: v for n, v in self.namespaced.items() if n not in replaced} | other.namespaced
+        self.without_effect += other.without_effect
+        self.search = other.search or self.search
 
 
 def whole_tool(tool: dict[str, Any]) -> dict[str, Any]:
@@ -55,34 +68,45 @@ def toolbox(tools: list[dict[str, Any]]) -> Toolbox:
 
     Raises: InputFault: a tool without a name, or one that only another server can run.
     """
+    return _collected(tools, "tools")
+
+
+def add_from_items(box: Toolbox, items: list[dict[str, Any]]) -> None:
+    """Add the tools that items of a conversation bring; a later tool replaces an earlier one of its name.
+
+    Raises: InputFault: as `toolbox`.
+    """
+    for index, item in enumerate(items):
+        if item.get("type") == ADDITIONAL_TOOLS:
+            box.update(_collected(item.get("tools"), f"input[{index}].tools"))
+
+
+def _collected(tools: object, param: str) -> Toolbox:
     box = Toolbox()
-    for index, tool in enumerate(tools):
-        _add(box, tool, f"tools[{index}]")
+    for index, tool in enumerate(_listed(tools, param)):
+        _add(box, tool, f"{param}[{index}]")
     return box
+
+
+def _listed(tools: object, param: str) -> list[dict[str, Any]]:
+    """The tools if they are a list of objects. Raises: InputFault."""
+    listed = tools if isinstance(tools, list) else None if tools is not None else []
+    if listed is None or not all(isinstance(tool, dict) for tool in listed):
+        raise InputFault(f"{param} must be a list of tools.", param)
+    return listed
 
 
 def _add(box: Toolbox, tool: dict[str, Any], param: str) -> None:
     kind = tool.get("type")
-    if kind == "function":
-        box.definitions.append(_function(tool, param))
-    elif kind == "custom":
-        name = _name(tool, param)
-        box.custom.add(name)
-        form = tool.get("format") or {}
-        grammar = str(form.get("definition")) if form.get("type") == "grammar" else None
-        described = str(tool.get("description") or "")
-        box.definitions.append(custom_tools.definition(name, described, form.get("syntax"), grammar))
-        if grammar is not None:
-            box.without_effect.append(f"{param}.format")
+    if kind in ("function", "custom"):
+        _add_callable(box, tool, param)
     elif kind == "namespace":
         namespace = _name(tool, param)
-        for index, inner in enumerate(tool.get("tools") or ()):
+        for index, inner in enumerate(_listed(tool.get("tools"), f"{param}.tools")):
             where = f"{param}.tools[{index}]"
-            if not isinstance(inner, dict) or inner.get("type", "function") != "function":
-                raise InputFault(f"{where} must be a function.", where)
-            definition = _function(inner, where, _joined(namespace, _name(inner, where)))
-            box.namespaced[definition.name] = (namespace, str(inner["name"]))
-            box.definitions.append(definition)
+            if inner.get("type", "function") not in ("function", "custom"):
+                raise InputFault(f"{where} must be a function or a custom tool.", where)
+            _add_callable(box, inner, where, namespace)
     elif kind == "file_search":
         if box.search is not None:
             raise InputFault(f"{param}: name all stores in one file_search.", param)
@@ -94,6 +118,26 @@ def _add(box: Toolbox, tool: dict[str, Any], param: str) -> None:
         raise InputFault(f"{param}.type {kind!r} cannot be run here.", f"{param}.type")
 
 
+def _add_callable(box: Toolbox, tool: dict[str, Any], param: str, namespace: str | None = None) -> None:
+    """Add a function or a custom tool; in a namespace, under the name that the model sees."""
+    own = _name(tool, param)
+    name = box.flat_name(own, namespace)
+    if namespace is not None:
+        box.namespaced[name] = (namespace, own)
+    if tool.get("type") != "custom":
+        box.definitions.append(_function(tool, param, name))
+        return
+    box.custom.add(name)
+    form = tool.get("format") or {}
+    if not isinstance(form, dict):
+        raise InputFault(f"{param}.format must be an object.", f"{param}.format")
+    grammar = str(form.get("definition")) if form.get("type") == "grammar" else None
+    described = str(tool.get("description") or "")
+    box.definitions.append(custom_tools.definition(name, described, form.get("syntax"), grammar))
+    if grammar is not None:
+        box.without_effect.append(f"{param}.format")
+
+
 def _file_search(tool: dict[str, Any], param: str) -> FileSearch:
     try:
         return FileSearch.model_validate(tool)
@@ -103,6 +147,8 @@ def _file_search(tool: dict[str, Any], param: str) -> FileSearch:
 
 
 def _joined(namespace: str, name: str) -> str:
+    if namespace == _PLAIN_NAMESPACE:
+        return name
     return f"{namespace}{name}" if namespace.endswith("_") else f"{namespace}__{name}"
 
 
@@ -113,11 +159,11 @@ def _name(tool: dict[str, Any], param: str) -> str:
     return name
 
 
-def _function(tool: dict[str, Any], param: str, name: str | None = None) -> ToolDefinition:
+def _function(tool: dict[str, Any], param: str, name: str) -> ToolDefinition:
     parameters = tool.get("parameters") or {"type": "object", "properties": {}}
     structured.check_parameters(parameters, f"{param}.parameters")
     return ToolDefinition(
-        name=name or _name(tool, param),
+        name=name,
         description=str(tool.get("description") or ""),
         parameters=parameters,
         strict=tool.get("strict") is True,
@@ -133,5 +179,6 @@ def tool_choice(choice: str | dict[str, Any] | None, box: Toolbox) -> ToolChoice
     if choice == "required":
         return "required"
     if isinstance(choice, dict) and isinstance(choice.get("name"), str):
-        return NamedTool(name=box.flat_name(choice["name"], choice.get("namespace")))
+        namespace = choice.get("namespace")
+        return NamedTool(name=box.flat_name(choice["name"], namespace if isinstance(namespace, str) else None))
     raise InputFault("tool_choice must be none, auto, required or name a tool.", "tool_choice")

@@ -1,7 +1,6 @@
 """Converts input items to messages; adjacent assistant items are merged into one message."""
 
 import base64
-import binascii
 import json
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -12,11 +11,13 @@ from engine.chat.types import Message, Part, TextPart, ToolCall
 from engine.core.errors import InputFault
 from engine.server.custom_tools import as_arguments
 from engine.server.file_parts import attached_text, decode_data_url
-from engine.server.responses.schemas import HOSTED
+from engine.server.responses.schemas import ADDITIONAL_TOOLS, AGENT_MESSAGE, HOSTED
 from engine.server.responses.tools import Toolbox
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "developer"}
 _SUMMARIES = ("compaction", "compaction_summary")
+# The results of hosted tools are in the text of the response.
+_WITHOUT_MESSAGE: Final = HOSTED | {ADDITIONAL_TOOLS}
 
 
 @dataclass
@@ -57,24 +58,24 @@ def to_messages(items: str | list[dict[str, Any]], box: Toolbox) -> list[Message
 
     for index, item in enumerate(items):
         param = f"input[{index}]"
-        kind = item.get("type", "message")
-        speaks = kind in _SUMMARIES or (kind == "message" and item.get("role") == "assistant")
-        if (turn.calls and (speaks or kind == "reasoning")) or (turn.texts and kind == "reasoning"):
+        kind = str(item.get("type") or "message")
+        # Items between a call and its result stay in the turn, because results must directly follow their calls.
+        if turn.texts and not turn.calls and kind == "reasoning":
             flush()
         if kind == "reasoning":
             turn.reasoning.append(_reasoning(item))
         elif kind in ("function_call", "custom_tool_call"):
             turn.calls.append(_call(item, kind == "custom_tool_call", box, param))
-        elif speaks:
+        elif kind in _SUMMARIES or (kind == "message" and item.get("role") == "assistant"):
             turn.texts.append(_assistant_text(item, kind, param))
-        elif kind not in HOSTED:  # the results of hosted tools are in the response text
+        elif kind not in _WITHOUT_MESSAGE:
             flush()
             out.append(_other(item, kind, param))
     flush()
     return [m for m in out if m.content or m.tool_calls or m.role == "tool"]
 
 
-def _assistant_text(item: dict[str, Any], kind: object, param: str) -> str:
+def _assistant_text(item: dict[str, Any], kind: str, param: str) -> str:
     """The text of an assistant message, or of the summary that replaces earlier messages."""
     if kind in _SUMMARIES:
         summary = opened(item.get("encrypted_content"), f"{param}.encrypted_content")
@@ -87,11 +88,13 @@ def _texts(parts: tuple[Part, ...]) -> list[str]:
     return [part.text for part in parts if isinstance(part, TextPart)]
 
 
-def _other(item: dict[str, Any], kind: object, param: str) -> Message:
+def _other(item: dict[str, Any], kind: str, param: str) -> Message:
     if kind in ("function_call_output", "custom_tool_call_output"):
         output = item.get("output")
         content = _content(output if isinstance(output, str | list) else json.dumps(output), f"{param}.output")
         return Message(role="tool", content=content, tool_call_id=_text(item, "call_id", param))
+    if kind == AGENT_MESSAGE:
+        return Message(role="user", content=_agent_message(item))
     role = _ROLES.get(str(item.get("role")))
     if kind != "message" or role is None:
         raise InputFault(f"{param}: an item of type {kind!r} is not understood here.", f"{param}.type")
@@ -99,6 +102,14 @@ def _other(item: dict[str, Any], kind: object, param: str) -> Message:
     if role == "user":
         return message
     return Message(role="developer" if role == "developer" else "system", content=message.content)
+
+
+def _agent_message(item: dict[str, Any]) -> str:
+    """A message between two agents of a client, without parts that only its writer can decrypt."""
+    content = item.get("content")
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+    return "\n".join([f"Message from {item.get('author')} to {item.get('recipient')}:", *texts]) if texts else ""
 
 
 def _text(item: dict[str, Any], name: str, param: str) -> str:
@@ -109,18 +120,15 @@ def _text(item: dict[str, Any], name: str, param: str) -> str:
 
 
 def _reasoning(item: dict[str, Any]) -> str:
-    parts = item.get("content") or item.get("summary") or ()
-    return "\n".join(str(p.get("text", "")) for p in parts if isinstance(p, dict))
+    parts = item.get("content") or item.get("summary")
+    listed = parts if isinstance(parts, list) else ()
+    return "\n".join(str(part.get("text") or "") for part in listed if isinstance(part, dict))
 
 
 def _call(item: dict[str, Any], custom: bool, box: Toolbox, param: str) -> ToolCall:
-    name = _text(item, "name", param)
-    if custom:
-        arguments = as_arguments(_text(item, "input", param))
-    else:
-        arguments = _text(item, "arguments", param)
-        namespace = item.get("namespace")
-        name = box.flat_name(name, namespace if isinstance(namespace, str) else None)
+    namespace = item.get("namespace")
+    name = box.flat_name(_text(item, "name", param), namespace if isinstance(namespace, str) else None)
+    arguments = as_arguments(_text(item, "input", param)) if custom else _text(item, "arguments", param)
     return ToolCall(id=_text(item, "call_id", param), name=name, arguments=arguments)
 
 
@@ -162,6 +170,6 @@ def opened(content: object, param: str) -> str:
     try:
         if isinstance(content, str) and content.startswith(_MARK):
             return base64.urlsafe_b64decode(content.removeprefix(_MARK)).decode()
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # not base64, not ASCII or not UTF-8
         pass
     raise InputFault(f"{param} was not made by this server's /v1/responses/compact.", param)
