@@ -22,7 +22,7 @@ from engine.chat.structured import (
     of_schema,
 )
 from engine.chat.template import TemplateRenderer
-from engine.chat.template_messages import without_tools_images
+from engine.chat.template_messages import results_in_call_order, without_tools_images
 from engine.chat.tools.call_events import FurtherCalls
 from engine.chat.tools.dialect import Dialect
 from engine.chat.tools.dialects import choose
@@ -136,7 +136,7 @@ class Conversations:
             clock.results += [m.tool_call_id for m in query.messages if m.tool_call_id]
         if facts.forwards:
             return _forwarded(query, facts.forwards)
-        messages: Sequence[Message] = query.messages
+        messages: Sequence[Message] = results_in_call_order(query.messages)
         unseen: tuple[str, ...] = ()
         if "vision" not in facts.capabilities:
             messages, unseen = without_tools_images(messages)

@@ -22,10 +22,18 @@ _UNSEEN: Final = "[image that this model cannot see]"
 
 
 def flatten(content: str | tuple[Any, ...]) -> str:
-    """The content as one text, with a media marker in place of each image."""
+    """The content as one text, with a media marker in place of each image and a line break between other parts.
+
+    Source: llama.cpp, common/chat.cpp, `to_json_oaicompat`.
+    """
     if isinstance(content, str):
         return content
-    return "".join(MEDIA_MARKER if isinstance(part, ImagePart) else part.text for part in content)
+    text, is_after_text = "", False
+    for part in content:
+        is_text = isinstance(part, TextPart)
+        text += ("\n" if is_text and is_after_text and text else "") + (part.text if is_text else MEDIA_MARKER)
+        is_after_text = is_text
+    return text
 
 
 def with_fields(part: dict[str, Any], text: str) -> TextPart:
@@ -38,7 +46,7 @@ def joined_text(parts: Sequence[Any]) -> str | None:
     """The parts as one text; None if there is an image or a part with further members."""
     if not all(isinstance(part, TextPart) and not part.fields for part in parts):
         return None
-    return "".join(part.text for part in parts)
+    return flatten(tuple(parts))
 
 
 def images(messages: Sequence[Message]) -> tuple[ImagePart, ...]:
@@ -117,6 +125,20 @@ def spell_results(messages: Sequence[Message]) -> list[Message]:
         if out and out[-1].role == "user" and out[-1].text().startswith("<tool_response>"):
             text = f"{out.pop().text()}\n{text}"
         out.append(Message(role="user", content=text))
+    return out
+
+
+def results_in_call_order(messages: Sequence[Message]) -> list[Message]:
+    """Sort the results of parallel calls by their calls: many templates show no ids, so the order must tell."""
+    out = list(messages)
+    for index, message in enumerate(messages):
+        if len(message.tool_calls) < 2:
+            continue
+        position = {call.id: number for number, call in enumerate(message.tool_calls)}
+        end = next((i for i in range(index + 1, len(out)) if out[i].role != "tool"), len(out))
+        out[index + 1 : end] = sorted(
+            out[index + 1 : end], key=lambda result: position.get(result.tool_call_id or "", len(position))
+        )
     return out
 
 

@@ -47,7 +47,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """The text of the message without its images."""
         if isinstance(self.content, str):
             return self.content
-        return "".join(part.text for part in self.content if isinstance(part, TextPart))
+        return "\n".join(part.text for part in self.content if isinstance(part, TextPart))
 
 
 class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True):
