@@ -246,7 +246,7 @@ def _reasoning(query: ChatQuery, kind: str, body: dict[str, Any], silent: list[s
         body["reasoning_effort"] = query.reasoning_effort
     if query.reasoning_budget is not None:
         if kind == "tessera":
-            body["reasoning_budget"] = query.reasoning_budget
+            body["thinking_budget"] = query.reasoning_budget
         else:
             silent.append("reasoning_budget")
 

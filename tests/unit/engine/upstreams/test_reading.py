@@ -19,6 +19,7 @@ from engine.chat.types import (
 )
 from engine.core.errors import ContextOverflow, InputFault, ModelNotFound
 from engine.core.types import Constraint
+from engine.server.openai.schemas import ChatRequest
 from engine.upstreams import errors
 from engine.upstreams.error_mapping import refusal
 from engine.upstreams.link import NoList, read_list
@@ -166,6 +167,17 @@ def test_what_each_kind_is_told():
     assert request.body["max_completion_tokens"] == 5
     assert "enable_thinking" in notes[0]
     assert forward(query(sampling={"dry_multiplier": 1.0}), "tessera")[0].body["dry_multiplier"] == 1.0
+
+
+def test_another_tessera_reads_every_field_that_it_is_sent():
+    sampling = {"temperature": 0.5, "top_n_sigma": 1.0, "logit_bias": {5: 1.0}, "order": ("typical_p", "top_k")}
+    options = {"ignore_eos": True, "min_tokens": 2, "stop_token_ids": (5,), "context_shift": True}
+    more = {"loop_guard": True, "deterministic": True, "logprobs": 2, "template": "chatml", "reasoning_budget": 9}
+    asked = query(sampling=sampling, thinking=True, reasoning_effort="low", stop=("x",), **options, **more)
+    body = forward(asked, "tessera")[0].body
+    request = ChatRequest.model_validate_json(json.dumps({"model": MODEL, **body}))
+    assert request.ignored() == []
+    assert request.options()["reasoning_budget"] == 9
 
 
 @pytest.mark.parametrize(
