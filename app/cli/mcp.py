@@ -4,6 +4,7 @@ import secrets
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import wraps
+from inspect import signature
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
@@ -65,13 +66,33 @@ def command(names: tuple[str, ...], port: int | None, model: str) -> None:
 
 def _server(documents: "_Documents") -> "MCPServer[Any]":
     from mcp.server import MCPServer
+    from mcp.server.mcpserver.exceptions import ToolError
     from mcp.types import ToolAnnotations
+    from pydantic import ValidationError
 
-    server: MCPServer[Any] = MCPServer("tessera", title="Tessera documents", instructions=_INSTRUCTIONS)
+    tools = (documents.list_collections, documents.search, documents.read_page, documents.ask)
+    parameters = {tool.__name__: ", ".join(signature(tool).parameters) for tool in tools}
+
+    class Server(MCPServer[Any]):
+        async def call_tool(self, name: str, *arguments: Any, **options: Any) -> Any:
+            try:
+                return await super().call_tool(name, *arguments, **options)
+            except ToolError as error:
+                if not isinstance(error.__cause__, ValidationError):
+                    raise
+                problems = "; ".join(map(_problem, error.__cause__.errors(include_url=False)))
+                raise ToolError(f"{problems}. Arguments of {name}: {parameters[name]}.") from None
+
+    server = Server("tessera", title="Tessera documents", instructions=_INSTRUCTIONS)
     reading = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
-    for tool in (documents.list_collections, documents.search, documents.read_page, documents.ask):
+    for tool in tools:
         server.add_tool(_guarded(documents, tool), annotations=reading)
     return server
+
+
+def _problem(problem: Any) -> str:
+    """A wrong argument in words that a model can act on."""
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
 
 
 def _guarded(documents: "_Documents", tool: "Callable[..., Any]") -> "Callable[..., Any]":
@@ -141,6 +162,8 @@ class _Documents:
         """
         from engine.api.collections import SearchRequest
 
+        if not question.strip():
+            raise InputRefused("question is empty.")
         request = SearchRequest(query=question, limit=min(max(limit, 1), _MOST_PASSAGES))
         names = [self._allowed_name(collection)] if collection else list(self._allowed)
         answers = {name: self._client.search_collection(self._allowed[name], request) for name in names}

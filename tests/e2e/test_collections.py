@@ -309,7 +309,11 @@ def test_an_mcp_client_reads_the_named_collections_and_no_others(server, client,
         gone = await session.call_tool("read_page", {**place, "document": 99_999})
         assert (gone.is_error, "Sea has no page" in gone.content[0].text) == (True, True)
         empty = await session.call_tool("search", {"question": ""})
-        assert "query" in empty.content[0].text
+        assert empty.content[0].text == "Error executing tool search: question is empty."
+        for arguments in ({"query": "salary"}, {}):  # no address, no type names: words that a model can act on
+            wrong = await session.call_tool("search", arguments)
+            expected = "question: Field required. Arguments of search: question, collection, limit."
+            assert (wrong.is_error, wrong.content[0].text) == (True, expected)
         every = _told(await session.call_tool("search", {"question": "salary of Zebrafinch", "limit": 20}))
         assert {p["collection"] for p in every["passages"]} <= {"Sea"}
 
