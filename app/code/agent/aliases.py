@@ -5,6 +5,7 @@ update_plan), Cline, Cursor, OpenHands, Gemini CLI and Qwen Code.
 """
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -25,6 +26,8 @@ _PATH: Final = (
 _OLD: Final = ("search", "old_str", "old_string", "old_text", "find", "target")
 _NEW: Final = ("replace", "new_str", "new_string", "new_text", "replacement", "insert_text")
 _TEXT: Final = ("text", "content", "contents", "file_text", "new_str", "insert_text", "code")
+# Folders of a command that mean the project folder.
+_HERE: Final = (None, "", ".", "./")
 # A longer time limit is in milliseconds.
 _LONGEST_S: Final = 3600.0
 
@@ -69,6 +72,11 @@ def _some(**values: Any) -> Arguments:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def _number(value: Any) -> Any:
+    """The number that a model wrote in quotes; any other value unchanged."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
 def _with_path(own: str, arguments: Arguments) -> tuple[str, Arguments]:
     return own, _rest(arguments, _PATH) | _some(path=_take(arguments, _PATH))
 
@@ -79,14 +87,15 @@ def _list(own: str, arguments: Arguments) -> tuple[str, Arguments]:
 
 
 def _read(own: str, arguments: Arguments) -> tuple[str, Arguments]:
-    first = _take(arguments, ("first", "offset", "start_line", "start_line_one_indexed", "line_start", "start"))
+    starts = ("first", "offset", "start_line", "start_line_one_indexed", "line_start", "start")
+    first = _number(_take(arguments, starts))
     last = _take(arguments, ("last", "end_line", "end_line_one_indexed_inclusive", "line_end", "end"))
-    limit = arguments.get("limit")
+    limit = _number(arguments.get("limit"))
     shown = arguments.get("view_range")
     if isinstance(shown, list) and len(shown) == 2:  # noqa: PLR2004 - first and last
         first, last = shown[0], None if shown[1] == -1 else shown[1]
     if isinstance(limit, int) and last is None:
-        last = (first or 1) + limit - 1
+        last = (first if isinstance(first, int) and first > 0 else 1) + limit - 1
     names = ("first", "last", "offset", "limit", "start_line", "end_line", "start_line_one_indexed", "start", "end")
     more = ("end_line_one_indexed_inclusive", "line_start", "line_end", "view_range", "should_read_entire_file")
     return own, _rest(arguments, _PATH, names, more) | _some(path=_take(arguments, _PATH), first=first, last=last)
@@ -153,10 +162,8 @@ def _run(own: str, arguments: Arguments) -> tuple[str, Arguments]:
         raise ToolRefused("Every command starts in a new process; there is nothing to restart.")
     folder = _take(arguments, ("workdir", "cwd", "working_directory", "dir_path"))
     if isinstance(command, str):
-        shell = ["cmd", "/c"] if os.name == "nt" else ["bash", "-c"]
-        at = "" if folder in {None, "", ".", "./"} else f"cd -- '{str(folder).replace(chr(39), '')}' && "
-        argv: Any = [*shell, at + command]
-    elif folder in {None, "", ".", "./"}:
+        argv: Any = _shell(command, "" if folder in _HERE else str(folder))
+    elif folder in _HERE:
         argv = command
     else:
         raise ToolRefused("Commands start in the project folder; name other folders in the command.")
@@ -179,6 +186,13 @@ def _run(own: str, arguments: Arguments) -> tuple[str, Arguments]:
     return own, _rest(arguments, names, more, flags) | _some(argv=argv, timeout_s=limit)
 
 
+def _shell(command: str, folder: str) -> list[str]:
+    """A shell that runs the command in a folder; empty: the project folder."""
+    if os.name == "nt":
+        return ["cmd", "/c", f'cd /d "{folder}" && {command}' if folder else command]
+    return ["bash", "-c", f"cd -- {shlex.quote(folder)} && {command}" if folder else command]
+
+
 def _plan(own: str, arguments: Arguments) -> tuple[str, Arguments]:
     items = _take(arguments, ("items", "plan", "todos", "tasks"))
     states = {"pending": "open", "in_progress": "doing", "completed": "done", "cancelled": "done"}
@@ -191,7 +205,7 @@ def _plan(own: str, arguments: Arguments) -> tuple[str, Arguments]:
         state = _take(entry, ("state", "status"), "open")
         return {
             "text": _take(entry, ("text", "step", "content", "title", "task")),
-            "state": states.get(state, state),
+            "state": states.get(str(state), state),
         }
 
     return own, {"items": [item(entry) for entry in items] if isinstance(items, list) else items}
@@ -201,12 +215,12 @@ def _editor(arguments: Arguments) -> tuple[str, Arguments]:
     """The editor tool of Claude: one tool whose `command` says what to do."""
     command = arguments.get("command")
     tools = {"view": "read", "create": "write", "str_replace": "edit", "insert": "insert"}
-    if command not in tools:
+    own = tools.get(str(command))
+    if own is None:
         raise ToolRefused(f"The editor has no command {command!r}: use view, create, str_replace or insert.")
     rest = {name: value for name, value in arguments.items() if name != "command"}
-    if command == "view" and rest.get("path") in {".", "./", "/"}:
+    if own == "read" and rest.get("path") in (".", "./", "/"):
         return "list", {}
-    own = tools[command]
     return _ARGUMENTS[own](own, rest)
 
 

@@ -233,7 +233,7 @@ class Toolbox:
             if own not in self._tools:
                 return ToolOutcome(f"There is no tool {name!r}. Tools: {', '.join(self._tools)}.", ok=False)
             kind, tool = self._tools[own]
-            outcome = tool(msgspec.convert(values, learned(kind)))
+            outcome = tool(msgspec.convert(values, learned(kind), strict=False))  # "10" is the number 10
         except (ValueError, RecursionError) as error:
             return ToolOutcome(f"The arguments of {name} are not usable: {error}", ok=False)
         except (TesseraError, ToolRefused, OSError) as error:

@@ -141,6 +141,17 @@ def test_malformed_calls_are_answered_and_do_nothing(desk):
     assert not asked
 
 
+def test_a_number_in_quotes_is_that_number(desk):
+    """Small models write it in every other call."""
+    toolbox, *_ = desk
+    assert call(toolbox, "read", path="src/shapes.py", first="6", last="6").text == "6: def unit():\n" + (
+        call(toolbox, "read", path="src/shapes.py", first=6, last=6).text.partition("\n")[2]
+    )
+    for odd in ([], {}, "many"):
+        assert not call(toolbox, "read", path="src/shapes.py", first=odd).ok
+        assert not call(toolbox, "bash", command=["ls"], workdir=odd).ok
+
+
 def test_nothing_is_written_or_run_when_the_person_declines(desk, project):
     toolbox, asked, answers, _ = desk
     answers["default"] = "no"

@@ -1,5 +1,7 @@
 """Calls in the forms that models were trained on are mapped to the agent's own tools."""
 
+import contextlib
+
 import msgspec
 import pytest
 
@@ -16,7 +18,8 @@ A = {"path": "a.py"}
         ("Bash", {"command": "ls", "timeout": 90000}, "run", {"argv": ["bash", "-c", "ls"], "timeout_s": 90.0}),
         ("shell", {"command": ["ls", "-a"], "timeout_ms": 1000}, "run", {"argv": ["ls", "-a"], "timeout_s": 1.0}),
         ("run_terminal_cmd", {"command": "ls", "explanation": "x"}, "run", {"argv": ["bash", "-c", "ls"]}),
-        ("execute_command", {"command": "x", "cwd": "sub"}, "run", {"argv": ["bash", "-c", "cd -- 'sub' && x"]}),
+        ("execute_command", {"command": "x", "cwd": "sub"}, "run", {"argv": ["bash", "-c", "cd -- sub && x"]}),
+        ("bash", {"command": "x", "workdir": "it's"}, "run", {"argv": ["bash", "-c", """cd -- 'it'"'"'s' && x"""]}),
         ("run", {"argv": ["ls"], "network": True}, "run", {"argv": ["ls"], "network": True}),
         ("str_replace", A | {"old_str": "x", "new_str": "y"}, "edit", A | {"search": "x", "replace": "y"}),
         ("edit", A | {"search": "x", "replace": "y"}, "edit", A | {"search": "x", "replace": "y"}),
@@ -56,6 +59,7 @@ A = {"path": "a.py"}
         ("create_file", {"filename": "a.py", "contents": "x"}, "write", A | {"text": "x"}),
         ("read_file", {"target_file": "a.py", "offset": 5, "limit": 2}, "read", A | {"first": 5, "last": 6}),
         ("Read", {"file_path": "a.py"}, "read", A),
+        ("Read", A | {"offset": "5", "limit": "2"}, "read", A | {"first": 5, "last": 6}),
         ("apply_patch", {"input": "*** Begin"}, "patch", {"text": "*** Begin"}),
         ("replace_in_file", A | {"diff": "x"}, "patch", A | {"text": "x"}),
         ("list_directory", {"dir_path": "src"}, "list", {"path": "src"}),
@@ -99,3 +103,21 @@ def test_a_call_becomes_one_of_the_own_tools(name, given, own, arguments, monkey
 def test_what_no_tool_does_is_refused_with_advice(name, given):
     with pytest.raises(ToolRefused, match=r"\w+ \w+ \w+"):
         translated(name, given)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("bash", {"command": "ls", "workdir": "sub", "timeout": 5}),
+        ("str_replace_editor", {"command": "view", "path": "a.py", "view_range": [1, 2]}),
+        ("read_file", {"path": "a.py", "offset": 5, "limit": 2}),
+        ("edit", {"path": "a.py", "search": "x", "expected_replacements": 2}),
+        ("TodoWrite", {"todos": [{"content": "look", "status": "pending"}], "content": "x", "status": "x"}),
+    ],
+)
+def test_a_value_of_another_kind_is_left_to_the_check_of_the_arguments(name, given):
+    for key in given:
+        for odd in (None, [], {}, [[]], 1, True, "x"):
+            todos = [{"content": "look", "status": "pending", key: odd}]
+            with contextlib.suppress(ToolRefused):
+                translated(name, {"todos": todos} if "todos" in given and key != "todos" else {**given, key: odd})
