@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
@@ -133,6 +133,10 @@ class ShortenedJson:
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
+
+
+# A text for which null means the same as no text, as in programs written in C++ or Go.
+OptionalText = Annotated[str, BeforeValidator(lambda text: "" if text is None else text)]
 
 
 class Body(BaseModel):

@@ -1,7 +1,6 @@
 """Files in OpenAI requests: text is read, all other types are refused, URLs are never opened."""
 
 import base64
-import binascii
 from typing import Any, Final
 
 from engine.chat.types import ImagePart, TextPart
@@ -9,6 +8,17 @@ from engine.core.errors import InputFault
 
 # The size of a text that is too long for any context.
 MAX_FILE_BYTES: Final = 8 << 20
+
+
+def decoded_base64(data: str, param: str) -> bytes:
+    """The bytes of base64, which may be wrapped into lines as shells and mail programs write it.
+
+    Raises: InputFault.
+    """
+    try:
+        return base64.b64decode("".join(data.split()), validate=True)
+    except ValueError as error:  # also for characters outside ASCII
+        raise InputFault(f"{param} is not valid base64: {error}.", param) from None
 
 
 def attached_text(file: object, param: str) -> TextPart:
@@ -27,10 +37,9 @@ def attached_text(file: object, param: str) -> TextPart:
     header, _, payload = data.rpartition(",")
     if len(payload) > MAX_FILE_BYTES * 4 // 3:
         raise InputFault(f"{param}.file_data is larger than {MAX_FILE_BYTES} bytes.", f"{param}.file_data")
+    raw = decoded_base64(payload, f"{param}.file_data")
     try:
-        text = base64.b64decode(payload, validate=True).decode("utf-8")
-    except binascii.Error as error:
-        raise InputFault(f"{param}.file_data is not valid base64: {error}.", f"{param}.file_data") from None
+        text = raw.decode("utf-8")
     except UnicodeDecodeError:
         kind = header.removeprefix("data:").partition(";")[0] or "this file"
         raise InputFault(
@@ -55,7 +64,4 @@ def decode_data_url(url: object, param: str) -> ImagePart:
         raise InputFault(f"{param} must be data:image/...;base64,...", param)
     if len(payload) > MAX_IMAGE_BYTES * 4 // 3:
         raise InputFault(f"{param} is larger than {MAX_IMAGE_BYTES} bytes.", param)
-    try:
-        return ImagePart(data=base64.b64decode(payload, validate=True), media_type=media_type)
-    except binascii.Error as error:
-        raise InputFault(f"{param} is not valid base64: {error}.", param) from None
+    return ImagePart(data=decoded_base64(payload, param), media_type=media_type)

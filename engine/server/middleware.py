@@ -89,6 +89,8 @@ class RequestLog:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                if scope["path"].startswith("/v1/messages"):  # the name that Anthropic's clients read
+                    message["headers"].append((b"request-id", request_id.encode()))
                 if clock.ran_on:
                     message["headers"].append(
                         (b"x-tessera-ran-on", sentence(clock.ran_on).encode("ascii", "replace"))

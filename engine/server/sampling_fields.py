@@ -1,6 +1,6 @@
 """Sampling fields with the same names and bounds in OpenAI's and Ollama's protocol."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -12,6 +12,10 @@ def bounds(name: str) -> Any:
     """The bounds of a sampling field."""
     row = SAMPLING[name]
     return Field(gt=row.minimum, le=row.maximum) if row.above else Field(ge=row.minimum, le=row.maximum)
+
+
+# OpenAI allows 4, llama-server and Ollama any number; programs for role play send one for each name.
+MAX_STOPS: Final = 64
 
 
 def _all_tokens(top_k: object) -> object:
@@ -34,7 +38,7 @@ class SharedSampling(Body):
     mirostat_tau: Annotated[float, bounds("mirostat_tau")] | None = None
     mirostat_eta: Annotated[float, bounds("mirostat_eta")] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
 
     def stops(self) -> tuple[str, ...]:
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []

@@ -41,7 +41,7 @@ NUMBERS = {
     "top_logprobs": [-1, 21, "x"],
     "typical_p": [0, 2, math.nan],
     "mirostat": [3, -1, "x"],
-    "stop": [1, [1], ["x"] * 17],
+    "stop": [1, [1], ["x"] * 65],
     "logit_bias": [{"a": 1}, {"1": 101}, {"1": math.nan}, [1]],
     "messages": [[], "x", [{"role": "nobody", "content": "x"}], [{"content": "x"}], 5],
     "model": [5, None],

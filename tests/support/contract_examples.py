@@ -114,6 +114,7 @@ BLOCKS = [
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}},
         {"type": "document", "title": "T", "context": "C",
          "source": {"type": "text", "media_type": "text/plain", "data": "D"}},
+        {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "E"}]}},
         {"type": "search_result", "source": "S", "title": "R", "content": [{"type": "text", "text": "found"}]},
     ]},
     {"role": "assistant", "content": [
@@ -127,6 +128,8 @@ BLOCKS = [
          "content": [{"type": "text", "text": "sunny"},
                      {"type": "search_result", "source": "S", "title": "R",
                       "content": [{"type": "text", "text": "x"}]},
+                     {"type": "document", "source": {
+                         "type": "content", "content": [{"type": "text", "text": "E"}]}},
                      {"type": "document", "title": "T", "context": "C", "source": {"type": "text", "data": "D"}}]},
     ]},
 ]  # fmt: skip

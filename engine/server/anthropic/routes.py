@@ -1,7 +1,5 @@
 """POST /v1/messages and /v1/messages/count_tokens."""
 
-import base64
-import binascii
 import json
 import re
 from collections.abc import AsyncGenerator
@@ -40,8 +38,9 @@ from engine.core.types import Constraint, Usage
 from engine.server.anthropic.errors import SHAPE
 from engine.server.anthropic_tools import SERVER_TOOLS, client_tool
 from engine.server.body import ANY, Body, ByType, ignored_header, openapi_body, parse
-from engine.server.file_parts import MAX_IMAGE_BYTES
+from engine.server.file_parts import MAX_IMAGE_BYTES, decoded_base64
 from engine.server.protocol_router import protocol_router
+from engine.server.sampling_fields import MAX_STOPS
 from engine.server.sse import EventStream, while_connected
 from engine.server.state import ServerState, server_state
 from engine.server.turn import prepare_turn
@@ -49,7 +48,7 @@ from engine.server.turn import prepare_turn
 # Request bodies of Anthropic's protocol.
 
 _TEXT: Final = {"type": ANY, "text": ANY}
-_SOURCE: Final = {"type": ANY, "media_type": ANY, "data": ANY}
+_SOURCE: Final = {"type": ANY, "media_type": ANY, "data": ANY, "content": _TEXT}
 _PLAIN: Final = ByType(
     text=_TEXT,
     image={"type": ANY, "source": _SOURCE},
@@ -145,7 +144,7 @@ class MessagesRequest(CountRequest):
     no_effect: ClassVar = CountRequest.no_effect | {"metadata"}
 
     max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)]
-    stop_sequences: Annotated[list[str], Field(max_length=16)] | None = None
+    stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=5)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -418,20 +417,19 @@ def _messages(message: InputMessage, param: str) -> list[Message]:
         return [Message(role=role, content=text)] if text else []
     if role == "assistant":
         return [_assistant(message.content, param)]
-    out: list[Message] = []
+    # Results come first, because they must directly follow their calls.
+    results: list[Message] = []
     parts: list[Part] = []
     for index, block in enumerate(message.content):
         where = f"{param}.content[{index}]"
         if block.get("type") == "tool_result":
-            if parts:
-                out.append(Message(role=role, content=_joined(parts)))
-                parts = []
-            out.append(_result(block, where))
+            results.append(_result(block, where))
         else:
             parts.extend(_parts(block, where))
-    if parts:
-        out.append(Message(role=role, content=_joined(parts)))
-    return out
+    content = _joined(parts)
+    if role == "system" and isinstance(content, str):
+        content = neutral(content)
+    return [*results, Message(role=role, content=content)] if content else results
 
 
 def _joined(parts: list[Part]) -> str | tuple[Part, ...]:
@@ -447,18 +445,25 @@ def _parts(block: dict[str, Any], param: str) -> list[Part]:
     if kind == "image":
         return [_image(block.get("source"), f"{param}.source")]
     if kind == "document":
-        source = block.get("source")
-        if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
-            heads = [str(block[name]) for name in ("title", "context") if block.get(name)]
-            return [TextPart(text="\n\n".join([*heads, source["data"]]))]
-        raise InputFault(f"{param}: only documents of plain text are supported.", f"{param}.source")
+        heads = [str(block[name]) for name in ("title", "context") if block.get(name)]
+        parts = _document(block.get("source"), f"{param}.source")
+        return [TextPart(text="\n\n".join(heads)), *parts] if heads else parts
     if kind == "search_result":
         head = ", ".join(str(block[name]) for name in ("title", "source") if block.get(name))
-        texts = [_text(b, f"{param}.content[{i}]") for i, b in enumerate(block.get("content") or ())]
-        return [TextPart(text=text) for text in ([head] if head else []) + texts]
+        texts = [TextPart(text=head)] if head else []
+        return [*texts, *_blocks(block.get("content"), f"{param}.content")]
     if kind == "tool_reference":  # result of a tool search; the tool itself is in the request's tools
         return [TextPart(text=str(block.get("tool_name", "")))]
     raise InputFault(f"{param}.type {kind!r} is not supported.", f"{param}.type")
+
+
+def _document(source: object, param: str) -> list[Part]:
+    fields = source if isinstance(source, dict) else {}
+    if fields.get("type") == "text" and isinstance(fields.get("data"), str):
+        return [TextPart(text=fields["data"])]
+    if fields.get("type") == "content":
+        return _blocks(fields.get("content"), f"{param}.content")
+    raise InputFault(f"{param}: only documents of plain text are supported.", param)
 
 
 def _image(source: object, param: str) -> ImagePart:
@@ -467,10 +472,7 @@ def _image(source: object, param: str) -> ImagePart:
     data = source.get("data")
     if not isinstance(data, str) or len(data) > MAX_IMAGE_BYTES * 4 // 3:
         raise InputFault(f"{param}.data must be base64 of at most {MAX_IMAGE_BYTES} bytes.", f"{param}.data")
-    try:
-        decoded = base64.b64decode(data, validate=True)
-    except binascii.Error as error:
-        raise InputFault(f"{param}.data is not valid base64: {error}.", f"{param}.data") from None
+    decoded = decoded_base64(data, f"{param}.data")
     return ImagePart(data=decoded, media_type=str(source.get("media_type", "image/png")))
 
 
@@ -478,23 +480,21 @@ def _result(block: dict[str, Any], param: str) -> Message:
     call_id = block.get("tool_use_id")
     if not isinstance(call_id, str):
         raise InputFault(f"{param}.tool_use_id is missing.", f"{param}.tool_use_id")
-    content = block.get("content") or ""
-    if isinstance(content, str):
-        body: str | tuple[Part, ...] = content
-    elif isinstance(content, list):
-        parts = [p for i, b in enumerate(content) for p in _parts(_dict(b, param), f"{param}.content[{i}]")]
-        body = _joined(parts)
-    else:
-        raise InputFault(f"{param}.content must be text or blocks.", f"{param}.content")
+    body = _joined(_blocks(block.get("content"), f"{param}.content"))
     if block.get("is_error") and isinstance(body, str):
         body = f"Error: {body}"
     return Message(role="tool", content=body, tool_call_id=call_id)
 
 
-def _dict(value: object, param: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise InputFault(f"{param}.content must hold blocks.", f"{param}.content")
-    return value
+def _blocks(content: object, param: str) -> list[Part]:
+    """The parts of a content inside a block: text or blocks. Raises: InputFault."""
+    if not content:
+        return []
+    if isinstance(content, str):
+        return [TextPart(text=content)]
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise InputFault(f"{param} must be text or blocks.", param)
+    return [part for i, block in enumerate(content) for part in _parts(block, f"{param}[{i}]")]
 
 
 def _assistant(blocks: list[dict[str, Any]], param: str) -> Message:
@@ -510,7 +510,7 @@ def _assistant(blocks: list[dict[str, Any]], param: str) -> Message:
         elif kind == "compaction" and isinstance(block.get("content"), str):
             texts.append(f"Summary of our conversation so far:\n{block['content']}")
         elif kind == "thinking":
-            reasoning.append(str(block.get("thinking", "")))
+            reasoning.append(str(block.get("thinking") or ""))
         elif kind == "tool_use":
             name, arguments = block.get("name"), block.get("input", {})
             if not isinstance(name, str) or not isinstance(arguments, dict):
@@ -532,7 +532,7 @@ def _is_hosted(kind: object) -> bool:
 
     Redacted thinking can be decrypted by Anthropic only.
     """
-    return kind in {"redacted_thinking", "server_tool_use", "mcp_tool_use"} or str(kind).endswith("_tool_result")
+    return kind in ("redacted_thinking", "server_tool_use", "mcp_tool_use") or str(kind).endswith("_tool_result")
 
 
 def _tool(tool: Tool, param: str) -> ToolDefinition:

@@ -17,7 +17,7 @@ from engine.core.sampling import choose
 from engine.core.types import Delta, Done, Event, GenerationRequest, SamplingParams, Started
 from engine.pool.loaded_model import LoadedModel
 from engine.pool.pool import HERE
-from engine.server.body import Body, ignored_header, openapi_body, parse
+from engine.server.body import Body, OptionalText, ignored_header, openapi_body, parse
 from engine.server.fim import FimPrompt, fim_model, fim_prompt, fim_request
 from engine.server.llama_server.stream import chosen_fields, ended, limited, sse
 from engine.server.openai import stream
@@ -37,7 +37,7 @@ class ExtraChunk(Body):
     """A chunk of another file."""
 
     text: Annotated[str, Field(max_length=MAX_TEXT)]
-    filename: str = "file"
+    filename: str | None = None
 
 
 class InfillRequest(SamplingBody):
@@ -45,10 +45,10 @@ class InfillRequest(SamplingBody):
 
     no_effect: ClassVar[frozenset[str]] = frozenset({"stream_options"})
 
-    input_prefix: Annotated[str, Field(max_length=MAX_TEXT)] = ""
-    input_suffix: Annotated[str, Field(max_length=MAX_TEXT)] = ""
+    input_prefix: Annotated[OptionalText, Field(max_length=MAX_TEXT)] = ""
+    input_suffix: Annotated[OptionalText, Field(max_length=MAX_TEXT)] = ""
     input_extra: Annotated[list[ExtraChunk], Field(max_length=1024)] | None = None
-    prompt: Annotated[str, Field(max_length=MAX_TEXT)] = ""
+    prompt: Annotated[OptionalText, Field(max_length=MAX_TEXT)] = ""
     filename: str | None = None
     model: str | None = None
     n_predict: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
@@ -65,7 +65,7 @@ class InfillRequest(SamplingBody):
 
     def gap(self) -> FimGap:
         """The gap to fill. `prompt` is the text on the cursor's line, after the prefix."""
-        extra = tuple(FimFile(chunk.filename, chunk.text) for chunk in self.input_extra or ())
+        extra = tuple(FimFile(chunk.filename or "file", chunk.text) for chunk in self.input_extra or ())
         return FimGap(
             prefix=self.input_prefix + self.prompt, suffix=self.input_suffix, path=self.filename, extra=extra
         )

@@ -135,7 +135,7 @@ async def list_models(request: Request) -> dict[str, Any]:
 
 
 def _template_query(body: TemplateRequest) -> ChatQuery:
-    return msgspec.structs.replace(to_query(body), add_generation_prompt=body.add_generation_prompt)
+    return msgspec.structs.replace(to_query(body), add_generation_prompt=body.add_generation_prompt is not False)
 
 
 @router.post("/apply-template", openapi_extra=openapi_body(TemplateRequest))
@@ -224,8 +224,8 @@ class TokenizeRequest(Body):
     prompt: str | None = None
     add_special: bool | None = None
     add_special_tokens: bool | None = None
-    parse_special: bool = True
-    with_pieces: bool = False
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
     priority: Literal["interactive", "side"] | None = None
 
 
@@ -251,7 +251,7 @@ async def tokenize(request: Request) -> Response:
     # By default, llama-server adds no BOS and vLLM does.
     special = body.add_special if body.add_special is not None else body.add_special_tokens
     special = special if special is not None else body.prompt is not None
-    tokens = await model.runner.tokenize(text, add_special=special, parse_special=body.parse_special)
+    tokens = await model.runner.tokenize(text, add_special=special, parse_special=body.parse_special is not False)
     answer: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": model.facts.largest_ctx}
     if body.with_pieces:
         pieces = await model.runner.detokenize(tokens)

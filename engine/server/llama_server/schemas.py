@@ -38,7 +38,7 @@ class NativeRequest(SamplingBody, OutputFields):
     n_predict: TokenLimit | None = None
     max_tokens: TokenLimit | None = None
     n_probs: Annotated[int, Field(ge=0, le=20)] | None = None
-    return_tokens: bool = False
+    return_tokens: bool | None = None
     cache_prompt: bool | None = None
     t_max_predict_ms: Annotated[float, Field(ge=0)] | None = None
     response_fields: Annotated[list[str], Field(max_length=64)] | None = None
@@ -82,4 +82,4 @@ class TemplateRequest(ChatRequest):
     """POST /apply-template and the token count of a conversation."""
 
     model: str = DEFAULT_NAME
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None

@@ -79,6 +79,10 @@ def _details(entry: ModelEntry) -> dict[str, Any]:
     }
 
 
+def _capabilities(entry: ModelEntry) -> list[str]:
+    return list(dict.fromkeys(_CAPABILITIES.get(name, name) for name in entry.capabilities))
+
+
 def _tag(name: str, entry: ModelEntry) -> dict[str, Any]:
     return {
         "name": name,
@@ -101,7 +105,8 @@ async def tags(request: Request) -> dict[str, Any]:
         for alias, model in state.models.user_settings.plain_aliases().items()
         if model in by_id
     ]
-    return {"models": [_tag(tagged(name), e) for name, e in [*((e.id, e) for e in entries), *alias_entries]]}
+    named = [*((e.id, e) for e in entries), *alias_entries]
+    return {"models": [{**_tag(tagged(name), e), "capabilities": _capabilities(e)} for name, e in named]}
 
 
 @router.get("/ps")
@@ -134,7 +139,6 @@ async def show(request: Request) -> Response:
     entry = await state.models.entry(body.wanted)
     preset = state.models.user_settings.preset(plain(body.wanted))
     n_ctx = await state.contexts.largest(entry.id)
-    capabilities = dict.fromkeys(_CAPABILITIES.get(name, name) for name in entry.capabilities)
     template = entry.chat_template or ""
     if "fim" in entry.capabilities:  # clients look for this before they send a suffix
         template += "{{- /* .Suffix */ -}}"
@@ -145,7 +149,7 @@ async def show(request: Request) -> Response:
         "template": template,
         "details": _details(entry),
         "model_info": await asyncio.to_thread(_model_info, entry, bool(body.verbose)),
-        "capabilities": list(capabilities),
+        "capabilities": _capabilities(entry),
         "modified_at": datetime.fromtimestamp(entry.added_at, UTC).isoformat(),
         "context_length": n_ctx,
         "loaded_context_length": state.contexts.loaded(entry.id),

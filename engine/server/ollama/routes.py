@@ -1,7 +1,5 @@
 """POST /api/chat and /api/generate."""
 
-import base64
-import binascii
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -29,7 +27,7 @@ from engine.core.types import Constraint, Delta, Done, GenerationRequest, Sampli
 from engine.placement.model_settings import Preset
 from engine.pool.loaded_model import LoadedModel
 from engine.server.body import ignored_header, openapi_body, parse
-from engine.server.file_parts import MAX_IMAGE_BYTES
+from engine.server.file_parts import MAX_IMAGE_BYTES, decoded_base64
 from engine.server.fim import fim_prompt, fim_request
 from engine.server.ollama.errors import SHAPE
 from engine.server.ollama.keep_alive import acquire, keep, seconds
@@ -52,10 +50,10 @@ async def chat(request: Request) -> Response:
     """Chat response; without messages, load the model or (keep_alive 0) unload it."""
     body = await parse(request, ChatBody)
     preset = _preset(request, body)
-    if preset.system and body.messages and all(message.role != "system" for message in body.messages):
-        body.messages.insert(0, ChatMessage(role="system", content=preset.system))
     if not body.messages:
         return await _only_load(request, body, {"message": {"role": "assistant", "content": ""}})
+    if preset.system and all(message.role != "system" for message in body.messages):
+        body.messages.insert(0, ChatMessage(role="system", content=preset.system))
     return await _answer(request, body, chat_query(body), chat=True)
 
 
@@ -244,7 +242,7 @@ async def _raw_request(
 def chat_query(body: ChatBody) -> ChatQuery:
     """Convert a chat request to a query. Raises: InputFault: an invalid message or tool."""
     messages: list[Message] = []
-    for index, message in enumerate(body.messages):
+    for index, message in enumerate(body.messages or ()):
         messages.append(_message(message, messages, f"messages[{index}]"))
     if not any(m.content or m.tool_calls for m in messages):
         raise InputFault("messages: every message is empty; say something.", "messages")
@@ -324,17 +322,14 @@ def _content(text: str, images: list[str] | None, param: str) -> str | tuple[Par
 def _image(data: str, param: str) -> ImagePart:
     if len(data) > MAX_IMAGE_BYTES * 4 // 3:
         raise InputFault(f"{param} is larger than {MAX_IMAGE_BYTES} bytes.", param)
-    try:
-        return ImagePart(data=base64.b64decode(data, validate=True))
-    except (binascii.Error, ValueError) as error:
-        raise InputFault(f"{param} is not valid base64: {error}.", param) from None
+    return ImagePart(data=decoded_base64(data, param))
 
 
 def _call(call: dict[str, Any], index: int, param: str) -> ToolCall:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InputFault(f"{param}.tool_calls[{index}].function.name is missing.", f"{param}.tool_calls[{index}]")
-    arguments = function.get("arguments", {})
+    arguments = function.get("arguments") or {}
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     identity = f"call_{param}_{index}".replace("[", "").replace("]", "")
     return ToolCall(id=str(call.get("id") or identity), name=function["name"], arguments=text)

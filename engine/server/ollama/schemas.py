@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from engine.core.errors import InputFault
-from engine.server.body import ANY, Body
+from engine.server.body import ANY, Body, OptionalText
 from engine.server.sampling_fields import SharedSampling
 from quantize.files.sampling_keys import SAMPLING
 
@@ -73,12 +73,17 @@ _CALL: Final = {"id": ANY, "type": ANY, "function": {"name": ANY, "arguments": A
 _TOOL: Final = {"type": ANY, "function": {"name": ANY, "description": ANY, "parameters": ANY}}
 
 
+def _lower(role: object) -> object:
+    """Ollama reads roles in any case."""
+    return role.lower() if isinstance(role, str) else role
+
+
 class ChatMessage(Body):
     """One message; images are base64 without a header."""
 
     shapes: ClassVar = {"tool_calls": _CALL}
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Annotated[Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(_lower)]
     content: str | None = None
     thinking: str | None = None
     images: Annotated[list[str], Field(max_length=64)] | None = None
@@ -93,14 +98,14 @@ class ChatBody(Running):
 
     shapes: ClassVar = {"tools": _TOOL}
 
-    messages: Annotated[list[ChatMessage], Field(default_factory=list, max_length=100_000)]
+    messages: Annotated[list[ChatMessage], Field(max_length=100_000)] | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=512)] | None = None
 
 
 class GenerateBody(Running):
     """POST /api/generate."""
 
-    prompt: str = ""
+    prompt: OptionalText = ""
     suffix: str | None = None
     system: str | None = None
     raw: bool | None = None

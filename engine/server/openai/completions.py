@@ -191,10 +191,11 @@ def _logprobs(entries: list[TokenLogprob], offset: int, text: str) -> dict[str, 
     for token in tokens:
         offsets.append(offset)
         offset += len(token) if text.startswith(token, offset) else 0
-    values = [None if math.isnan(e.logprob) else e.logprob for e in entries]
-    tops = [{piece.decode("utf-8", "replace"): value for _, piece, value in e.top} for e in entries]
-    for token, entry, top in zip(tokens, entries, tops, strict=True):
-        top.setdefault(token, entry.logprob)  # the chosen token is always listed
+    values = [None if math.isnan(e.logprob) else stream.finite(e.logprob) for e in entries]
+    tops: list[dict[str, float | None]]
+    tops = [{piece.decode("utf-8", "replace"): stream.finite(v) for _, piece, v in e.top} for e in entries]
+    for token, value, top in zip(tokens, values, tops, strict=True):
+        top.setdefault(token, value)  # the chosen token is always listed
     return {
         "tokens": tokens,
         "token_logprobs": values,

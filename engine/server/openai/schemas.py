@@ -16,7 +16,7 @@ DEFAULT_MAX_TOKENS: Final = 16
 
 
 # OpenAI's values, and additional ones of templates and other servers.
-Effort = Literal["none", "off", "minimal", "low", "medium", "high", "xhigh", "max"]
+Effort = Literal["none", "off", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 
 
 Budget = Annotated[int, Field(ge=-1, lt=1 << 31)]
@@ -46,7 +46,7 @@ class ChatReasoning(Reasoning):
 class StreamOptions(Body):
     """Additional content of a stream."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 # llama-server's sampler names, including both spellings of the typical filter.
@@ -62,6 +62,7 @@ SamplerName = Literal[
     "xtc",
     "temperature",
     "infill",
+    "adaptive_p",
 ]
 
 
@@ -120,7 +121,9 @@ class SamplerFields(SharedSampling):
         if self.dry_sequence_breakers is not None:
             values["dry_sequence_breakers"] = tuple(self.dry_sequence_breakers)
         if self.samplers is not None:
-            values["order"] = tuple("typical_p" if name == "typ_p" else name for name in self.samplers)
+            # As in llama-server, adaptive sampling is the last stage wherever it is listed.
+            names_in_order = (name for name in self.samplers if name != "adaptive_p")
+            values["order"] = tuple("typical_p" if name == "typ_p" else name for name in names_in_order)
         return values
 
     def bias(self) -> dict[int, float]:
@@ -163,7 +166,7 @@ class SamplingBody(SamplerFields):
     @property
     def wants_usage(self) -> bool:
         """Whether the stream ends with a usage chunk."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 def limit_of(*limits: int | None) -> int | None:

@@ -78,7 +78,12 @@ def chat_logprobs(entries: list[TokenLogprob]) -> dict[str, Any]:
 
 
 def _token_entry(piece: bytes, logprob: float) -> dict[str, Any]:
-    return {"token": piece.decode("utf-8", "replace"), "bytes": list(piece), "logprob": max(logprob, -9999.0)}
+    return {"token": piece.decode("utf-8", "replace"), "bytes": list(piece), "logprob": finite(logprob)}
+
+
+def finite(logprob: float) -> float:
+    """The log probability, or OpenAI's number for impossible tokens; JSON has no infinity."""
+    return max(logprob, -9999.0)
 
 
 class ChunkWriter:

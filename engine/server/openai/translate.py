@@ -18,8 +18,8 @@ from engine.server.file_parts import attached_text, decode_data_url
 from engine.server.openai.schemas import ChatMessage, ChatRequest, OutputFields
 
 # Parts of an assistant's content that are reasoning, by their type, which also names the field of the text.
-_THOUGHTS: Final = frozenset({"thinking", "reasoning"})
-_GRAMMARS = frozenset({"regex", "lark", "grammar", "gbnf"})
+_THOUGHTS: Final = ("thinking", "reasoning")
+_GRAMMARS: Final = ("regex", "lark", "grammar", "gbnf")
 
 
 def to_query(body: ChatRequest) -> ChatQuery:
@@ -199,13 +199,20 @@ def allowed_tools(
         return tools, choice
     inner = choice.get("allowed_tools", choice)  # the Responses protocol has these fields one level higher
     listed = inner.get("tools") if isinstance(inner, dict) else None
-    picked = [(t.get("function") or t.get("custom") or t).get("name") for t in listed or () if isinstance(t, dict)]
-    names = {definition.name for definition in tools}
+    picked = [_name_in(tool) for tool in listed] if isinstance(listed, list) else []
+    names = [definition.name for definition in tools]
     unknown = [name for name in picked if name not in names]
     if not picked or unknown or inner.get("mode") not in ("auto", "required"):
         why = f"names {unknown[0]!r}, which is not in tools" if unknown else "needs a mode and tools"
         raise InputFault(f"tool_choice.allowed_tools {why}.", "tool_choice")
     return tuple(definition for definition in tools if definition.name in picked), str(inner["mode"])
+
+
+def _name_in(tool: object) -> object:
+    """The name in an entry of `allowed_tools`."""
+    fields = tool if isinstance(tool, dict) else {}
+    inner = (fields.get(kind) for kind in ("function", "custom"))
+    return next((named for named in inner if isinstance(named, dict)), fields).get("name")
 
 
 def tool_choice(choice: str | dict[str, Any] | None) -> ToolChoice:
