@@ -22,7 +22,7 @@ from engine.chat.structured import (
     of_schema,
 )
 from engine.chat.template import TemplateRenderer
-from engine.chat.template_messages import results_in_call_order, without_tools_images
+from engine.chat.template_messages import results_in_call_order, unread_notes, without_old_images
 from engine.chat.tools.call_events import FurtherCalls
 from engine.chat.tools.dialect import Dialect
 from engine.chat.tools.dialects import choose
@@ -134,12 +134,13 @@ class Conversations:
         clock = current_clock()
         if clock is not None:
             clock.results += [m.tool_call_id for m in query.messages if m.tool_call_id]
+        unread = unread_notes(query.messages)
         if facts.forwards:
-            return _forwarded(query, facts.forwards)
+            return _forwarded(query, facts.forwards, unread)
         messages: Sequence[Message] = results_in_call_order(query.messages)
-        unseen: tuple[str, ...] = ()
         if "vision" not in facts.capabilities:
-            messages, unseen = without_tools_images(messages)
+            messages, unseen = without_old_images(messages)
+            unread += unseen
         source = template_source(facts, query)
         template = ChatTemplate(source=source, bos=facts.bos, eos=facts.eos)
         dialect = choose(source)
@@ -181,7 +182,7 @@ class Conversations:
             deterministic=query.deterministic,
             lora=query.lora,
         )
-        notes = (*unseen, *rendered.repairs, *notes_of(query, budget, source or ""), *loosened)
+        notes = (*unread, *rendered.repairs, *notes_of(query, budget, source or ""), *loosened)
         return PreparedChat(
             request=request,
             sampling=chosen,
@@ -329,7 +330,7 @@ def _format_or_call(grammar: ToolGrammar, form: dict[str, Any]) -> Constraint:
     return _lark("\n".join([either, f"output: %json {embedded(form)}", *lines[1:]]))
 
 
-def _forwarded(query: ChatQuery, flavour: str) -> PreparedChat:
+def _forwarded(query: ChatQuery, flavour: str, unread: tuple[str, ...]) -> PreparedChat:
     """A chat that another server renders and parses; that server chooses sampling values that are not set."""
     request, notes = forward(query, flavour)
     sources: dict[str, Source] = dict.fromkeys(query.sampling, query.sampling_source)
@@ -339,7 +340,7 @@ def _forwarded(query: ChatQuery, flavour: str) -> PreparedChat:
         rendered=Rendered(prompt="", prefill="", add_special=False),
         dialect=choose(None),
         query=query,
-        notes=notes,
+        notes=(*unread, *notes),
     )
 
 

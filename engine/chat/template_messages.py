@@ -44,7 +44,7 @@ def with_fields(part: dict[str, Any], text: str) -> TextPart:
 
 def joined_text(parts: Sequence[Any]) -> str | None:
     """The parts as one text; None if there is an image or a part with further members."""
-    if not all(isinstance(part, TextPart) and not part.fields for part in parts):
+    if not all(isinstance(part, TextPart) and not part.fields and not part.replaces for part in parts):
         return None
     return flatten(tuple(parts))
 
@@ -60,15 +60,32 @@ def images(messages: Sequence[Message]) -> tuple[ImagePart, ...]:
     )
 
 
-def without_tools_images(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """The messages with text in place of images in results of tools, and a note if there was one.
+def last_answer(roles: Sequence[object]) -> int:
+    """Position of the last response before the last message; -1 if there is none."""
+    return max((index for index, role in enumerate(roles[:-1]) if role == "assistant"), default=-1)
 
-    A client that repeats the conversation could never remove such an image.
+
+def unread_notes(messages: Sequence[Message]) -> tuple[str, ...]:
+    """A note that names the parts that could not be read."""
+    contents = (message.content for message in messages if not isinstance(message.content, str))
+    params = [part.replaces for content in contents for part in content if isinstance(part, TextPart)]
+    names = ", ".join(filter(None, params))
+    return (f"parts of earlier messages that cannot be read here were left out: {names}",) if names else ()
+
+
+def without_old_images(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
+    """The messages with text in place of images of tools and earlier messages, and a note if there was one.
+
+    A client that repeats the conversation could never remove such an image, for instance if the model changes.
     """
-    changed = tuple(_without_images(message) if message.role == "tool" else message for message in messages)
+    answered = last_answer([message.role for message in messages])
+    changed = tuple(
+        _without_images(message) if message.role == "tool" or index < answered else message
+        for index, message in enumerate(messages)
+    )
     if changed == tuple(messages):
         return changed, ()
-    return changed, ("this model reads text only: images in results of tools were left out",)
+    return changed, ("this model reads text only: images of tools and of earlier messages were left out",)
 
 
 def _without_images(message: Message) -> Message:

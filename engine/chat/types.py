@@ -9,10 +9,14 @@ ToolMode = Literal["none", "auto", "required"]
 
 
 class TextPart(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
-    """Text inside a message of several parts. `fields`: its further members, for templates that read them."""
+    """Text inside a message of several parts. `fields`: its further members, for templates that read them.
+
+    `replaces`: the client's parameter of a part that cannot be read here, in whose place the text stands.
+    """
 
     text: str
     fields: dict[str, str] = {}
+    replaces: str = ""
 
 
 class ImagePart(msgspec.Struct, frozen=True, kw_only=True, tag="image"):

@@ -43,6 +43,12 @@ _ASKING: Final = frozenset({"POST"})
 _MOST_PATH: Final = 60
 
 
+def _id_headers(path: str, request_id: str) -> list[tuple[bytes, bytes]]:
+    """The id of a request, also under the name that Anthropic's clients read."""
+    names = (b"x-request-id", b"request-id") if path.startswith("/v1/messages") else (b"x-request-id",)
+    return [(name, request_id.encode()) for name in names]
+
+
 class RequestLog:
     """Outermost ASGI middleware. Logs neither query strings nor headers, which may contain secrets."""
 
@@ -88,9 +94,7 @@ class RequestLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
-                if scope["path"].startswith("/v1/messages"):  # the name that Anthropic's clients read
-                    message["headers"].append((b"request-id", request_id.encode()))
+                message["headers"] = [*message.get("headers", ()), *_id_headers(scope["path"], request_id)]
                 if clock.ran_on:
                     message["headers"].append(
                         (b"x-tessera-ran-on", sentence(clock.ran_on).encode("ascii", "replace"))

@@ -190,6 +190,65 @@ def test_base64_may_be_wrapped_into_lines_and_is_checked(qwen, path):
         assert "not valid base64" in answer.text
 
 
+def test_a_conversation_with_pictures_goes_on_with_a_model_that_reads_text(qwen):
+    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}}
+    shown = {"role": "user", "content": [{"type": "text", "text": "What is this?"}, picture]}
+    qwen.say("ok")
+    earlier = [shown, {"role": "assistant", "content": "A dot."}, {"role": "user", "content": "Are you sure?"}]
+    answer = post(qwen, "/v1/chat/completions", {"messages": earlier})
+    assert "What is this?\n[image that this model cannot see]" in qwen.prompts()[-1]
+    assert "of earlier messages were left out" in answer.json()["tessera"]["notes"][0]
+    qwen.say("ok")
+    post(qwen, "/v1/chat/completions", {"messages": [*earlier[:2], shown]})
+    assert len(qwen.asked()[-1]["images"]) == 1  # a real runner refuses the picture of the question itself
+
+
+PDF = {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0xLjQK/w=="}
+ADDRESS = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+QUESTION = {"type": "text", "text": "What is it?"}
+ANSWER = {"role": "assistant", "content": "A letter."}
+
+
+def unread(path):
+    """A message with what cannot be read here, the same in the result of a tool, and the field of each."""
+    if path == "/v1/messages":
+        source = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0xLjQK/w=="}
+        document = {"type": "document", "source": source}
+        result = {"type": "tool_result", "tool_use_id": "c0", "is_error": True, "content": [document]}
+        shown, called = (
+            {"role": "user", "content": [QUESTION, document]},
+            {"role": "assistant", "content": BLOCKS[:1]},
+        )
+        return {"max_tokens": 9}, "messages", shown, [called, {"role": "user", "content": [result]}]
+    if path == "/v1/responses":
+        content = [{"type": "input_text", "text": "What is it?"}, {"type": "input_file", **PDF}]
+        output = [{"type": "input_image", "image_url": "https://example.com/a.png"}]
+        call = UNORDERED["/v1/responses"]["input"][1]
+        result = {"type": "function_call_output", "call_id": "c0", "output": output}
+        return {}, "input", {"role": "user", "content": content}, [call, result]
+    shown = {"role": "user", "content": [QUESTION, {"type": "file", "file": PDF}]}
+    called = {"role": "assistant", "content": None, "tool_calls": CHAT_CALLS[:1]}
+    return {}, "messages", shown, [called, {"role": "tool", "tool_call_id": "c0", "content": [ADDRESS]}]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_a_session_with_a_part_that_cannot_be_read_goes_on_after_the_refusal(qwen, path):
+    """Programs repeat the conversation, so a PDF file that Claude Code read would end every later request."""
+    more, field, shown, of_tool = unread(path)
+    refused = httpx2.post(f"{qwen.url}{path}", json={"model": "spark", **more, field: [shown]})
+    assert refused.status_code == 400
+    qwen.say("ok")
+    answer = post(qwen, path, {**more, field: [shown, ANSWER, {"role": "user", "content": "And now?"}]})
+    assert "What is it?\n[part that cannot be read here]" in qwen.prompts()[-1]
+    note = f"parts of earlier messages that cannot be read here were left out: {field}[0].content[1]"
+    assert note in answer.json()["tessera"]["notes"]
+    qwen.say("ok")
+    answer = post(qwen, path, {**more, field: [*HI, *of_tool]})
+    assert "[part that cannot be read here]" in qwen.prompts()[-1]
+    assert ("Error:\n[part" in qwen.prompts()[-1]) == (path == "/v1/messages")
+    assert "left out: " in answer.text
+
+
 def test_a_wrapped_file_is_read(qwen):
     qwen.say("ok")
     data = base64.encodebytes(b"The password is swordfish. " * 9).decode()

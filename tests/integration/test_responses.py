@@ -373,7 +373,7 @@ def test_an_image_in_a_tools_result_does_not_end_the_session_of_a_model_that_rea
     answer = httpx2.post(f"{qwen.url}{path}", json={"model": "spark", **SHOWN[path]})
     assert answer.status_code == 200, answer.text
     assert "Here.\n[image that this model cannot see]" in qwen.prompts()[-1]
-    assert "images in results of tools were left out" in answer.text
+    assert "images of tools and of earlier messages were left out" in answer.text
     assert "x-tessera-ignored" not in answer.headers
 
 

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
@@ -16,6 +17,7 @@ from starlette.responses import Response
 from engine.chat import structured
 from engine.chat.chat_pipeline import AnswerFinished, AnswerStarted, ChatEvent, is_begun
 from engine.chat.query import ChatQuery
+from engine.chat.template_messages import last_answer
 from engine.chat.tools.parser import PARAGRAPH
 from engine.chat.types import (
     CallArguments,
@@ -38,7 +40,7 @@ from engine.core.types import Constraint, Usage
 from engine.server.anthropic.errors import SHAPE
 from engine.server.anthropic_tools import SERVER_TOOLS, client_tool
 from engine.server.body import ANY, Body, ByType, ignored_header, openapi_body, parse
-from engine.server.file_parts import MAX_IMAGE_BYTES, decoded_base64
+from engine.server.file_parts import MAX_IMAGE_BYTES, UnreadablePart, decoded_base64, part_or_text
 from engine.server.protocol_router import protocol_router
 from engine.server.sampling_fields import MAX_STOPS
 from engine.server.sse import EventStream, while_connected
@@ -348,8 +350,9 @@ def to_query(body: CountRequest) -> ChatQuery:
     Raises: InputFault: an unsupported block, tool or field.
     """
     messages = _system(body.system)
+    answered = last_answer([message.role for message in body.messages])
     for index, message in enumerate(body.messages):
-        messages.extend(_messages(message, f"messages[{index}]"))
+        messages.extend(_messages(message, f"messages[{index}]", is_earlier=index < answered))
     if not any(m.content or m.tool_calls for m in messages):
         raise InputFault("messages: every message is empty; say something.", "messages")
     effort = (body.output_config or {}).get("effort")
@@ -409,7 +412,7 @@ def _text(block: dict[str, Any], param: str) -> str:
     return str(block["text"])
 
 
-def _messages(message: InputMessage, param: str) -> list[Message]:
+def _messages(message: InputMessage, param: str, *, is_earlier: bool) -> list[Message]:
     """Convert one message to one or several; each tool result becomes a separate message."""
     role = "system" if message.role == "developer" else message.role
     if isinstance(message.content, str):
@@ -425,7 +428,7 @@ def _messages(message: InputMessage, param: str) -> list[Message]:
         if block.get("type") == "tool_result":
             results.append(_result(block, where))
         else:
-            parts.extend(_parts(block, where))
+            parts.extend(_parts(block, where, required=not is_earlier))
     content = _joined(parts)
     if role == "system" and isinstance(content, str):
         content = neutral(content)
@@ -433,12 +436,17 @@ def _messages(message: InputMessage, param: str) -> list[Message]:
 
 
 def _joined(parts: list[Part]) -> str | tuple[Part, ...]:
-    if all(isinstance(p, TextPart) for p in parts):
+    if all(isinstance(p, TextPart) and not p.replaces for p in parts):
         return "\n\n".join(p.text for p in parts if isinstance(p, TextPart))
     return tuple(parts)
 
 
-def _parts(block: dict[str, Any], param: str) -> list[Part]:
+def _parts(block: dict[str, Any], param: str, *, required: bool) -> list[Part]:
+    parts = part_or_text(partial(_read, block, param, required=required), param, required=required)
+    return [parts] if isinstance(parts, TextPart) else parts
+
+
+def _read(block: dict[str, Any], param: str, *, required: bool) -> list[Part]:
     kind = block.get("type")
     if kind == "text":
         return [TextPart(text=_text(block, param))]
@@ -446,29 +454,29 @@ def _parts(block: dict[str, Any], param: str) -> list[Part]:
         return [_image(block.get("source"), f"{param}.source")]
     if kind == "document":
         heads = [str(block[name]) for name in ("title", "context") if block.get(name)]
-        parts = _document(block.get("source"), f"{param}.source")
+        parts = _document(block.get("source"), f"{param}.source", required=required)
         return [TextPart(text="\n\n".join(heads)), *parts] if heads else parts
     if kind == "search_result":
         head = ", ".join(str(block[name]) for name in ("title", "source") if block.get(name))
         texts = [TextPart(text=head)] if head else []
-        return [*texts, *_blocks(block.get("content"), f"{param}.content")]
+        return [*texts, *_blocks(block.get("content"), f"{param}.content", required=required)]
     if kind == "tool_reference":  # result of a tool search; the tool itself is in the request's tools
         return [TextPart(text=str(block.get("tool_name", "")))]
-    raise InputFault(f"{param}.type {kind!r} is not supported.", f"{param}.type")
+    raise UnreadablePart(f"{param}.type {kind!r} is not supported.", f"{param}.type")
 
 
-def _document(source: object, param: str) -> list[Part]:
+def _document(source: object, param: str, *, required: bool) -> list[Part]:
     fields = source if isinstance(source, dict) else {}
     if fields.get("type") == "text" and isinstance(fields.get("data"), str):
         return [TextPart(text=fields["data"])]
     if fields.get("type") == "content":
-        return _blocks(fields.get("content"), f"{param}.content")
-    raise InputFault(f"{param}: only documents of plain text are supported.", param)
+        return _blocks(fields.get("content"), f"{param}.content", required=required)
+    raise UnreadablePart(f"{param}: only documents of plain text are supported.", param)
 
 
 def _image(source: object, param: str) -> ImagePart:
     if not isinstance(source, dict) or source.get("type") != "base64":
-        raise InputFault(f"{param}: only base64 images are accepted; the server opens no addresses.", param)
+        raise UnreadablePart(f"{param}: only base64 images are accepted; the server opens no addresses.", param)
     data = source.get("data")
     if not isinstance(data, str) or len(data) > MAX_IMAGE_BYTES * 4 // 3:
         raise InputFault(f"{param}.data must be base64 of at most {MAX_IMAGE_BYTES} bytes.", f"{param}.data")
@@ -480,13 +488,13 @@ def _result(block: dict[str, Any], param: str) -> Message:
     call_id = block.get("tool_use_id")
     if not isinstance(call_id, str):
         raise InputFault(f"{param}.tool_use_id is missing.", f"{param}.tool_use_id")
-    body = _joined(_blocks(block.get("content"), f"{param}.content"))
-    if block.get("is_error") and isinstance(body, str):
-        body = f"Error: {body}"
+    body = _joined(_blocks(block.get("content"), f"{param}.content", required=False))
+    if block.get("is_error"):
+        body = f"Error: {body}" if isinstance(body, str) else (TextPart(text="Error:"), *body)
     return Message(role="tool", content=body, tool_call_id=call_id)
 
 
-def _blocks(content: object, param: str) -> list[Part]:
+def _blocks(content: object, param: str, *, required: bool) -> list[Part]:
     """The parts of a content inside a block: text or blocks. Raises: InputFault."""
     if not content:
         return []
@@ -494,7 +502,8 @@ def _blocks(content: object, param: str) -> list[Part]:
         return [TextPart(text=content)]
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
         raise InputFault(f"{param} must be text or blocks.", param)
-    return [part for i, block in enumerate(content) for part in _parts(block, f"{param}[{i}]")]
+    fields = ((block, f"{param}[{index}]") for index, block in enumerate(content))
+    return [part for block, name in fields for part in _parts(block, name, required=required)]
 
 
 def _assistant(blocks: list[dict[str, Any]], param: str) -> Message:

@@ -105,8 +105,8 @@ async def tags(request: Request) -> dict[str, Any]:
         for alias, model in state.models.user_settings.plain_aliases().items()
         if model in by_id
     ]
-    named = [*((e.id, e) for e in entries), *alias_entries]
-    return {"models": [{**_tag(tagged(name), e), "capabilities": _capabilities(e)} for name, e in named]}
+    rows = [*((e.id, e) for e in entries), *alias_entries]
+    return {"models": [{**_tag(tagged(name), e), "capabilities": _capabilities(e)} for name, e in rows]}
 
 
 @router.get("/ps")

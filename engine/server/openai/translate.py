@@ -1,6 +1,7 @@
 """Translates a chat completion request to `ChatQuery`: messages, tools, tool choice, output format, reasoning."""
 
 import json
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -8,13 +9,13 @@ import msgspec
 from engine.chat import structured
 from engine.chat.chat_pipeline import is_begun
 from engine.chat.query import ChatQuery
-from engine.chat.template_messages import joined_text, with_fields
+from engine.chat.template_messages import joined_text, last_answer, with_fields
 from engine.chat.types import Message, NamedTool, Part, ToolCall, ToolChoice, ToolDefinition
 from engine.core.errors import InputFault
 from engine.core.types import Constraint
 from engine.placement.model_settings import NO_PRESET, Preset
 from engine.server import custom_tools
-from engine.server.file_parts import attached_text, decode_data_url
+from engine.server.file_parts import UnreadablePart, attached_text, decode_data_url, part_or_text
 from engine.server.openai.schemas import ChatMessage, ChatRequest, OutputFields
 
 # Parts of an assistant's content that are reasoning, by their type, which also names the field of the text.
@@ -74,14 +75,15 @@ def to_messages(messages: list[ChatMessage]) -> list[Message]:
     """
     if not messages:
         raise InputFault("messages: there is none; say something.", "messages")
-    return [_message(m, f"messages[{i}]") for i, m in enumerate(messages)]
+    answered = last_answer([message.role for message in messages])
+    return [_message(m, f"messages[{i}]", is_earlier=i < answered) for i, m in enumerate(messages)]
 
 
-def _message(message: ChatMessage, param: str) -> Message:
+def _message(message: ChatMessage, param: str, *, is_earlier: bool) -> Message:
     visible, inline_reasoning = _without_thoughts(message)
     return Message(
         role="tool" if message.role == "function" else message.role,
-        content=_content(visible, f"{param}.content"),
+        content=_content(visible, f"{param}.content", required=not is_earlier and message.role != "tool"),
         reasoning=message.reasoning_content or message.reasoning or inline_reasoning or None,
         tool_calls=tuple(_tool_call(c, f"{param}.tool_calls[{i}]") for i, c in enumerate(message.tool_calls or [])),
         tool_call_id=message.tool_call_id,
@@ -104,10 +106,11 @@ def _without_thoughts(message: ChatMessage) -> tuple[str | list[dict[str, Any]] 
     return visible, reasoning
 
 
-def _content(content: str | list[dict[str, Any]] | None, param: str) -> str | tuple[Part, ...]:
+def _content(content: str | list[dict[str, Any]] | None, param: str, *, required: bool) -> str | tuple[Part, ...]:
     if content is None or isinstance(content, str):
         return content or ""
-    parts = tuple(_part(p, f"{param}[{i}]") for i, p in enumerate(content))
+    fields = ((part, f"{param}[{index}]") for index, part in enumerate(content))
+    parts = tuple(part_or_text(partial(_part, part, name), name, required=required) for part, name in fields)
     joined = joined_text(parts)
     return parts if joined is None else joined
 
@@ -125,7 +128,7 @@ def _part(part: dict[str, Any], param: str) -> Part:
         return decode_data_url(url, f"{param}.image_url")
     if kind == "file":
         return attached_text(part.get("file"), f"{param}.file")
-    raise InputFault(f"{param}.type {kind!r} is not supported; use text, image_url or file.", f"{param}.type")
+    raise UnreadablePart(f"{param}.type {kind!r} is not supported; use text, image_url or file.", f"{param}.type")
 
 
 def _tool_call(call: dict[str, Any], param: str) -> ToolCall:
@@ -212,7 +215,7 @@ def _name_in(tool: object) -> object:
     """The name in an entry of `allowed_tools`."""
     fields = tool if isinstance(tool, dict) else {}
     inner = (fields.get(kind) for kind in ("function", "custom"))
-    return next((named for named in inner if isinstance(named, dict)), fields).get("name")
+    return next((holder for holder in inner if isinstance(holder, dict)), fields).get("name")
 
 
 def tool_choice(choice: str | dict[str, Any] | None) -> ToolChoice:

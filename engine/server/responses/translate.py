@@ -3,14 +3,15 @@
 import base64
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
-from engine.chat.template_messages import joined_text, with_fields
+from engine.chat.template_messages import joined_text, last_answer, with_fields
 from engine.chat.tools.parser import PARAGRAPH
 from engine.chat.types import Message, Part, TextPart, ToolCall
 from engine.core.errors import InputFault
 from engine.server.custom_tools import as_arguments
-from engine.server.file_parts import attached_text, decode_data_url
+from engine.server.file_parts import UnreadablePart, attached_text, decode_data_url, part_or_text
 from engine.server.responses.schemas import ADDITIONAL_TOOLS, AGENT_MESSAGE, HOSTED
 from engine.server.responses.tools import Toolbox
 
@@ -56,6 +57,7 @@ def to_messages(items: str | list[dict[str, Any]], box: Toolbox) -> list[Message
             out.append(message)
         turn = _Assistant()
 
+    answered = last_answer([_speaker(item) for item in items])
     for index, item in enumerate(items):
         param = f"input[{index}]"
         kind = str(item.get("type") or "message")
@@ -70,9 +72,15 @@ def to_messages(items: str | list[dict[str, Any]], box: Toolbox) -> list[Message
             turn.texts.append(_assistant_text(item, kind, param))
         elif kind not in _WITHOUT_MESSAGE:
             flush()
-            out.append(_other(item, kind, param))
+            out.append(_other(item, kind, param, is_earlier=index < answered))
     flush()
     return [m for m in out if m.content or m.tool_calls or m.role == "tool"]
+
+
+def _speaker(item: dict[str, Any]) -> object:
+    """The role of an item; calls and reasoning are the assistant's."""
+    is_call = item.get("type") in ("function_call", "custom_tool_call", "reasoning")
+    return "assistant" if is_call else item.get("role")
 
 
 def _assistant_text(item: dict[str, Any], kind: str, param: str) -> str:
@@ -80,7 +88,7 @@ def _assistant_text(item: dict[str, Any], kind: str, param: str) -> str:
     if kind in _SUMMARIES:
         summary = opened(item.get("encrypted_content"), f"{param}.encrypted_content")
         return f"Summary of our conversation so far:\n{summary}"
-    content = _content(item.get("content"), f"{param}.content")
+    content = _content(item.get("content"), f"{param}.content", required=False)
     return content if isinstance(content, str) else "".join(_texts(content))
 
 
@@ -88,17 +96,19 @@ def _texts(parts: tuple[Part, ...]) -> list[str]:
     return [part.text for part in parts if isinstance(part, TextPart)]
 
 
-def _other(item: dict[str, Any], kind: str, param: str) -> Message:
+def _other(item: dict[str, Any], kind: str, param: str, *, is_earlier: bool) -> Message:
     if kind in ("function_call_output", "custom_tool_call_output"):
         output = item.get("output")
-        content = _content(output if isinstance(output, str | list) else json.dumps(output), f"{param}.output")
+        output = output if isinstance(output, str | list) else json.dumps(output)
+        content = _content(output, f"{param}.output", required=False)
         return Message(role="tool", content=content, tool_call_id=_text(item, "call_id", param))
     if kind == AGENT_MESSAGE:
         return Message(role="user", content=_agent_message(item))
     role = _ROLES.get(str(item.get("role")))
     if kind != "message" or role is None:
         raise InputFault(f"{param}: an item of type {kind!r} is not understood here.", f"{param}.type")
-    message = Message(role="user", content=_content(item.get("content"), f"{param}.content"))
+    content = _content(item.get("content"), f"{param}.content", required=not is_earlier)
+    message = Message(role="user", content=content)
     if role == "user":
         return message
     return Message(role="developer" if role == "developer" else "system", content=message.content)
@@ -132,12 +142,13 @@ def _call(item: dict[str, Any], custom: bool, box: Toolbox, param: str) -> ToolC
     return ToolCall(id=_text(item, "call_id", param), name=name, arguments=arguments)
 
 
-def _content(content: object, param: str) -> str | tuple[Part, ...]:
+def _content(content: object, param: str, *, required: bool) -> str | tuple[Part, ...]:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
         raise InputFault(f"{param} must be text or a list of parts.", param)
-    parts = tuple(_part(part, f"{param}[{i}]") for i, part in enumerate(content))
+    fields = ((part, f"{param}[{index}]") for index, part in enumerate(content))
+    parts = tuple(part_or_text(partial(_part, part, name), name, required=required) for part, name in fields)
     joined = joined_text(parts)
     return parts if joined is None else joined
 
@@ -152,7 +163,7 @@ def _part(part: object, param: str) -> Part:
         return decode_data_url(part.get("image_url"), f"{param}.image_url")
     if isinstance(part, dict) and kind == "input_file":
         return attached_text(part, param)
-    raise InputFault(f"{param}: a part of type {kind!r} is not understood here.", param)
+    raise UnreadablePart(f"{param}: a part of type {kind!r} is not understood here.", param)
 
 
 # The summary in a `compaction` item. It is encoded, not encrypted, because only the conversation's owner gets it.
