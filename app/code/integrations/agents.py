@@ -72,6 +72,7 @@ OPENCODE = Integration(
 
 _CODEX_KEY_NAME = "TESSERA_API_KEY"
 _CODEX_OWN_TABLE = re.compile(r"^\s*\[(?:model_providers|profiles)\.\"?tessera\"?\]", re.MULTILINE)
+_CODEX_OWN = "it has a provider or profile named tessera already"
 
 
 def _codex_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
@@ -94,9 +95,9 @@ def _codex_edits(home: Path, endpoint: Endpoint) -> list[FileEdit]:
     text = without_block(before or "")
     if _CODEX_OWN_TABLE.search(text):
         snippet = "\n".join([*provider, "", f"# In {profile_path.name}:", *profile])
-        raise NeedsHand(path, "it has a provider or profile named tessera already", snippet)
+        raise NeedsHand(path, _CODEX_OWN, snippet)
     if without_block(profile_before or "").strip():
-        raise NeedsHand(profile_path, "it has other settings", "\n".join(profile))
+        raise NeedsHand(profile_path, _CODEX_OWN, "\n".join(profile))
     return [
         FileEdit(path=path, before=before, after=with_block(text, provider)),
         FileEdit(path=profile_path, before=profile_before, after=with_block(None, profile)),
