@@ -23,8 +23,10 @@ MAX_CONFIG_BYTES: Final = 1 << 20
 # Timeout of one call, unless the server's entry has another.
 DEFAULT_CALL_S: Final = 120.0
 MAX_CALL_S: Final = 3600.0
-# Keys under which clients store their servers: Claude, Cursor and most others; VS Code; Zed.
+# Keys under which clients store their servers: Claude, Cursor and most others; VS Code; Zed. OpenCode uses "mcp".
 _TABLES: Final = ("mcpServers", "servers", "context_servers")
+# Keys of a server's address; the last one is Gemini CLI's.
+_URLS: Final = ("url", "serverUrl", "httpUrl")
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def parse_servers(text: str, source: object = "The text") -> list[McpServerConfi
         raise BadMcpConfig(source, "it is not an object")
     table = next((config[key] for key in _TABLES if key in config), None)
     if table is None and isinstance(config.get("mcp"), dict):
-        table = config["mcp"].get("servers")
+        table = config["mcp"].get("servers", config["mcp"])
     if table is None and config and all(_is_entry(value) for value in config.values()):
         table = config
     if not isinstance(table, dict):
@@ -106,7 +108,7 @@ def check_server(config: McpServerConfig, source: object = "The entry") -> McpSe
 
 
 def _is_entry(value: object) -> bool:
-    return isinstance(value, dict) and ("command" in value or "url" in value)
+    return isinstance(value, dict) and any(key in value for key in ("command", *_URLS))
 
 
 def _server(name: str, entry: Any, source: object) -> McpServerConfig:
@@ -115,19 +117,33 @@ def _server(name: str, entry: Any, source: object) -> McpServerConfig:
     if entry.get("type") == "sse":
         raise BadMcpConfig(source, f"{name} uses the old sse transport; ask for its streamable HTTP address")
     try:
-        command = entry.get("command")
-        argv = (str(command), *map(str, entry.get("args") or ())) if command is not None else ()
+        if isinstance(command := entry.get("command"), dict):  # Zed's earlier form
+            entry = {**entry, **command, "command": command.get("path")}
+        env = entry.get("env") or entry.get("environment") or {}
+        argv = _words(entry.get("command"))
         server = McpServerConfig(
             name,
-            argv,
-            {str(key): str(value) for key, value in (entry.get("env") or {}).items()},
-            str(entry.get("url") or entry.get("serverUrl") or ""),
+            (*argv, *_words(entry.get("args"), is_line=True)) if argv else (),
+            {str(key): str(value) for key, value in env.items()},
+            str(next(filter(None, map(entry.get, _URLS)), "")),
             {str(key): str(value) for key, value in (entry.get("headers") or {}).items()},
-            float(entry.get("timeout") or DEFAULT_CALL_S),
+            _seconds(float(entry.get("timeout") or DEFAULT_CALL_S)),
         )
     except (ValueError, TypeError, AttributeError) as error:
         raise BadMcpConfig(source, f"{name}: {error!r}") from error
     return check_server(server, source)
+
+
+def _words(value: Any, *, is_line: bool = False) -> list[str]:
+    """Words of a command: of a list, or one text, which `is_line` divides as a shell does."""
+    if value is None or isinstance(value, list):
+        return [str(word) for word in value or ()]
+    return shlex.split(str(value)) if is_line else [str(value)]
+
+
+def _seconds(limit: float) -> float:
+    """A longer limit than any of ours is in milliseconds, as in several clients."""
+    return limit / 1000 if limit > MAX_CALL_S else limit
 
 
 def read_mcp_config(path: Path) -> list[McpServerConfig]:
