@@ -258,26 +258,44 @@ class Toolbox:
     def _read(self, arguments: ReadArguments) -> ToolOutcome:
         lines = contents(self._index.workspace.read(arguments.path).text)
         first = max(arguments.first, 1)
-        last = min(arguments.last or len(lines), len(lines), first + _MAX_LINES - 1)
+        end = arguments.last if arguments.last and arguments.last > 0 else len(lines)  # -1: to the end
+        last = min(end, len(lines), first + _MAX_LINES - 1)
         numbered = [f"{number}: {lines[number - 1]}" for number in range(first, last + 1)]
+        if not lines:
+            return ToolOutcome("The file is empty.")
+        if not numbered:
+            return ToolOutcome(f"There are no lines {first} to {end}: the file has {len(lines)} lines.", ok=False)
         more = f"\n[{len(lines) - last} more lines]" if last < len(lines) else ""
         return ToolOutcome("\n".join(numbered) + more)
 
     def _search(self, arguments: SearchArguments) -> ToolOutcome:
-        words = re.findall(r"\w+", arguments.text)
-        if not words:
+        text = arguments.text.strip()
+        if not re.search(r"\w", text):
             raise ToolRefused("Search needs at least one word or number.")
-        hit_lines: list[str] = []
+        hit_lines = self._hit_lines(text)
+        if not hit_lines and _is_pattern(text):
+            # Models are used to patterns: the simple ones are several texts, with marks before signs.
+            for part in re.split(r"\\?\|", re.sub(r"\\s[+*]?", " ", text))[:_MAX_PLACES]:
+                hit_lines += self._hit_lines(re.sub(r"\\([bBAZ]|(\W))", r"\2", part).strip("^$ "))
+        unique = list(dict.fromkeys(hit_lines))[:_MAX_HITS]
+        nothing = "Nothing found. "
+        nothing += "The text is looked for as it is, not as a pattern." if _is_pattern(text) else ""
+        return ToolOutcome("\n".join(unique) or nothing.rstrip())
+
+    def _hit_lines(self, text: str) -> list[str]:
+        """Definitions with this name, and lines that hold it."""
+        words = [word for word in re.findall(r"\w+", text) if word.strip("_")][:12]
+        if not words:
+            return []
+        match = " AND ".join(f'"{word}"' for word in words) + " *"  # the last word may go on
         with self._index.lock:
-            hits = self._index.database.symbols_named(arguments.text.strip(), limit=8)
-            hit_lines += [f"{hit.path}:{hit.line}: [{hit.kind}] {hit.signature}" for hit in hits]
-            match = " AND ".join(f'"{word}"' for word in words[:12])
+            hits = self._index.database.symbols_named(text, limit=8)
+            hit_lines = [f"{hit.path}:{hit.line}: [{hit.kind}] {hit.signature}" for hit in hits]
             for chunk in self._index.database.search(match, 200):
-                hit_lines += self._lines_with(arguments.text.strip().lower(), chunk.path, chunk.first, chunk.last)
+                hit_lines += self._lines_with(text.lower(), chunk.path, chunk.first, chunk.last)
                 if len(hit_lines) >= _MAX_HITS:
                     break
-        unique = list(dict.fromkeys(hit_lines))[:_MAX_HITS]
-        return ToolOutcome("\n".join(unique) or "Nothing found.")
+        return hit_lines
 
     def _lines_with(self, text: str, path: str, first: int, last: int) -> list[str]:
         try:
@@ -492,6 +510,10 @@ class Toolbox:
         items = arguments.items[:_MAX_PLAN]
         self._on_event(Planned(items))
         return ToolOutcome("The plan is shown.")
+
+
+def _is_pattern(text: str) -> bool:
+    return re.search(r"[\\|^$*+?\[{(]", text) is not None
 
 
 def _reach(openings: sandbox.SandboxPermissions | None, lacking: Reason | None) -> tuple[Reason, ...]:

@@ -152,6 +152,33 @@ def test_a_number_in_quotes_is_that_number(desk):
         assert not call(toolbox, "bash", command=["ls"], workdir=odd).ok
 
 
+def test_lines_that_do_not_exist_are_answered_in_words(desk, project):
+    """An empty result would look like an empty file."""
+    toolbox, *_ = desk
+    (project / "empty.py").write_text("")
+    assert call(toolbox, "read", path="empty.py").text == "The file is empty."
+    num_lines = len((project / "src/shapes.py").read_text().splitlines())
+    beyond = call(toolbox, "read", path="src/shapes.py", first=500)
+    assert f"the file has {num_lines} lines" in beyond.text
+    assert not beyond.ok
+    whole = call(toolbox, "read", path="src/shapes.py")
+    assert call(toolbox, "view", path="src/shapes.py", start_line=1, end_line=-1) == whole
+
+
+def test_simple_patterns_find_their_texts(desk):
+    """Models search as with grep; "Nothing found." would make them write a function again that is there."""
+    toolbox, *_ = desk
+    plain = call(toolbox, "search", text="def unit(").text
+    assert "src/shapes.py:6" in plain
+    for pattern in (r"def unit\(", r"^def\s+unit\(", r"\bdef unit\b", r"no_such|def unit\(", r"no_such\|def unit("):
+        assert "src/shapes.py:6" in call(toolbox, "grep", pattern=pattern).text, pattern
+    assert "src/shapes.py:6" in call(toolbox, "search", text="def uni").text  # a word that goes on
+    assert call(toolbox, "grep", pattern="def u.*x").text.endswith("not as a pattern.")
+    assert call(toolbox, "search", text="no_such").text == "Nothing found."
+    for odd in ("_", "_*", "a" * 5000, "|" * 5000, "\\" * 99, "x|" * 500, "^x$", '"x" OR "'):
+        assert call(toolbox, "search", text=odd).text, odd
+
+
 def test_nothing_is_written_or_run_when_the_person_declines(desk, project):
     toolbox, asked, answers, _ = desk
     answers["default"] = "no"
