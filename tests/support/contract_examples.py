@@ -82,6 +82,8 @@ SPACE = {"type": "namespace", "name": "files", "tools": [RESPONSES_TOOL, CUSTOM]
 ADDED = {"id": "a1", "type": "additional_tools", "status": "completed", "phase": "x",
          "tools": [RESPONSES_TOOL, CUSTOM, SPACE]}  # fmt: skip
 ITEMS = [
+    {"id": "g1", "type": "agent_message", "author": "/root", "recipient": "/root/reader",
+     "content": [{"type": "input_text", "text": "Go on."}]},
     {"id": "m1", "type": "message", "status": "completed", "phase": "final_answer", "role": "user", "content": [
         {"type": "input_text", "text": "Weather?", "annotations": [], "logprobs": []},
         {"type": "input_image", "image_url": DATA_URL},
@@ -103,8 +105,6 @@ ITEMS = [
     {"id": "f3", "type": "custom_tool_call", "call_id": "c3", "name": "patch", "input": "x"},
     {"id": "o3", "type": "custom_tool_call_output", "call_id": "c3", "output": "ok"},
     {"id": "s1", "type": "file_search_call", "status": "completed", "queries": ["Tides?"], "results": []},
-    {"id": "g1", "type": "agent_message", "author": "/root", "recipient": "/root/reader",
-     "content": [{"type": "input_text", "text": "Go on."}]},
 ]  # fmt: skip
 
 MESSAGES = {"model": "spark", "messages": HI, "max_tokens": 3}
@@ -207,7 +207,8 @@ EXAMPLES = {
         *({"model": "spark", "prompt": "Once", "max_tokens": 3, **form} for form in FORMS),
     ],
     "/v1/responses/compact": [
-        {"model": "spark", "input": [ITEMS[0], *ITEMS[2:]], "instructions": "Be brief.", "prompt_cache_key": "k"},
+        {"model": "spark", "input": [item for item in ITEMS if item["type"] != "reasoning"],
+         "instructions": "Be brief.", "prompt_cache_key": "k"},
     ],
     "/v1/responses": [
         {**RESPONSE, **SAMPLING, "instructions": "Be brief.", "store": False},
