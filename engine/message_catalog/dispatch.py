@@ -76,7 +76,7 @@ _GPU: Final = {
     "backend_cuda": "cuda: NVIDIA's own kernels",
     "backend_metal": "metal: Apple's own kernels",
     "backend_vulkan": "vulkan: kernels for GPUs of all vendors",
-    "backend_rocm": "rocm: reads long prompts fastest on AMD, decodes a little slower",
+    "backend_rocm": "rocm: AMD's own kernels, which usually read long prompts faster than vulkan",
     "backend_sycl": "sycl: Intel's own kernels",
     "backend_opencl": "opencl: the only kernels for Adreno",
 }
