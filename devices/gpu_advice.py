@@ -320,5 +320,5 @@ def newer_mesa(system: Distribution, needed: tuple[int, int]) -> str:
     """How to get a newer Mesa."""
     suite = BACKPORTS.get(system.version) if system.id == "debian" else None
     if suite:
-        return f"Install the newer one of the backports: `sudo apt install -t {suite} mesa-vulkan-drivers`."
+        return f"Enable {suite}, then install its newer one: `sudo apt install -t {suite} mesa-vulkan-drivers`."
     return f"Upgrade {system.name} to a release with Mesa {needed[0]}.{needed[1]} or newer."

@@ -503,7 +503,7 @@ PLAIN_TEXTS: Final = (
     "ROCm 7.14 or newer",
     "Install it: {command}.",
     "Install it: {command}, then restart.",
-    "Install the newer one of the backports: {command}.",
+    "Enable {suite}, then install its newer one: {command}.",
     "Upgrade {system} to a release with Mesa {version} or newer.",
     "Install NVIDIA's driver, then restart.",
     "Install NVIDIA's driver: {command}, then restart.",

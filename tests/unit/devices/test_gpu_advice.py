@@ -178,7 +178,8 @@ def test_a_new_enough_mesa_is_not_blamed():
 
 def test_debian_13_has_a_newer_mesa_in_its_backports():
     (line,) = gpu_lines(machine_on("Debian 13", NO_DEVICE, mesa="23.0.1-1"))
-    assert "sudo apt install -t trixie-backports mesa-vulkan-drivers" in line
+    command = "`sudo apt install -t trixie-backports mesa-vulkan-drivers`"
+    assert f"Enable trixie-backports, then install its newer one: {command}." in line
 
 
 @pytest.mark.parametrize(
