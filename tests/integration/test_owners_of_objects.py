@@ -121,6 +121,31 @@ def test_an_answer_of_another_key_cannot_be_continued(clients):
         assert clients["one"].post("/v1/responses", json={**body, **more}).status_code == 200, more
 
 
+def answered(client, *items):
+    body = {"model": MODEL, "input": list(items), "max_output_tokens": 16}
+    return sent(client, "POST", "/v1/responses", json=body)["id"]
+
+
+def test_items_with_ids_of_their_clients_belong_to_their_keys(clients):
+    texts = {name: f"words of {name}" for name in ("one", "other")}
+    for name, text in texts.items():
+        answered(clients[name], {"id": "item_1", "role": "user", "content": text})
+    for name, text in texts.items():
+        again = answered(clients[name], {"type": "item_reference", "id": "item_1"})
+        (item,) = sent(clients[name], "GET", f"/v1/responses/{again}/input_items")["data"]
+        assert item["content"][0]["text"] == text
+
+
+def test_an_id_that_a_client_uses_twice_is_no_error(clients):
+    twice = [{"id": "item_2", "role": "user", "content": text} for text in ("a", "b")]
+    made = answered(clients["one"], *twice)
+    again = answered(clients["one"], {"type": "item_reference", "id": "item_2"})
+    (item,) = sent(clients["one"], "GET", f"/v1/responses/{again}/input_items")["data"]
+    assert item["content"][0]["text"] == "b"
+    for response_id in (made, again):
+        assert sent(clients["one"], "DELETE", f"/v1/responses/{response_id}")["deleted"] is True
+
+
 def test_a_vector_store_takes_no_name_from_a_collection(clients, tmp_path):
     (tmp_path / "a.txt").write_text("words")
     sent(clients["one"], "POST", "/v1/vector_stores", json={"name": "Papers"})

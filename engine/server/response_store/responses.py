@@ -58,8 +58,8 @@ class ResponseStore:
 
     def __init__(self) -> None:
         self._stored: OrderedDict[str, Stored] = OrderedDict()
-        # items by id, each with the responses that contain it
-        self._items: dict[str, tuple[dict[str, Any], list[Stored]]] = {}
+        # items by id, with their responses: clients choose ids of input items, so several items may have one id
+        self._items: dict[str, list[tuple[dict[str, Any], Stored]]] = {}
         self._bytes = 0
 
     def put(
@@ -79,16 +79,16 @@ class ResponseStore:
         self._stored[str(response["id"])] = stored
         self._bytes += size
         for item in _items(stored):
-            self._items.setdefault(item["id"], (item, []))[1].append(stored)
+            self._items.setdefault(item["id"], []).append((item, stored))
         while len(self._stored) > MAX_RESPONSES or self._bytes > MAX_BYTES:
             self._let_go(self._stored.pop(first_to_go(self._stored, MAX_BYTES // MAX_RESPONSES)))
 
     def item(self, item_id: str, param: str) -> dict[str, Any]:
-        """An input or output item of a stored response. Raises: ItemNotFound."""
-        entry = self._items.get(item_id)
-        if entry is None or not any(may_see(stored.owner) for stored in entry[1]):
-            raise ItemNotFound(item_id, param)
-        return entry[0]
+        """The newest input or output item with this id in the stored responses. Raises: ItemNotFound."""
+        for item, stored in reversed(self._items.get(item_id, ())):
+            if may_see(stored.owner):
+                return item
+        raise ItemNotFound(item_id, param)
 
     def meant(self, item: dict[str, Any], param: str) -> dict[str, Any]:
         """The stored item if `item` is only a reference, else `item`. Raises: ItemNotFound."""
@@ -122,11 +122,12 @@ class ResponseStore:
 
     def _let_go(self, stored: Stored) -> None:
         self._bytes -= stored.size_bytes
-        for item in _items(stored):
-            _, holders = self._items[item["id"]]
-            holders[:] = [holder for holder in holders if holder is not stored]
-            if not holders:
-                del self._items[item["id"]]
+        for item_id in {item["id"] for item in _items(stored)}:
+            remaining = [entry for entry in self._items[item_id] if entry[1] is not stored]
+            if remaining:
+                self._items[item_id] = remaining
+            else:
+                del self._items[item_id]
 
 
 def _items(stored: Stored) -> list[dict[str, Any]]:
