@@ -1,9 +1,11 @@
 """Identifies the sender of a request, decides which stored objects it may see, and makes their ids."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextvars import ContextVar
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
+
+K = TypeVar("K", bound=Hashable)
 
 # Owner of requests from this user's own programs, if keys are in use.
 LOCAL: Final = "local"
@@ -34,7 +36,7 @@ class Owned(Protocol):
         ...
 
 
-def first_to_go(stored: Mapping[str, Owned], least_bytes: int) -> str:
+def first_to_go(stored: Mapping[K, Owned], least_bytes: int) -> K:
     """Key of the oldest object of the owner that stores most, so that no owner can evict another's objects.
 
     `least_bytes` is added to each, so that many empty ones count, too. Raises: ValueError: there is none.

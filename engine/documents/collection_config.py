@@ -28,6 +28,8 @@ MAX_COLLECTIONS: Final = 5000
 MAX_OF_A_KEY: Final = 1000
 # A removed collection can be restored for this long, while the process runs that removed it.
 KEPT_REMOVED_S: Final = 600.0
+# Start of the names of facts that are the attributes of a vector store's file; its id follows.
+ATTRIBUTES: Final = "attributes:"
 _REMOVED: Final = ".removed"  # ends the name of its folder
 
 
@@ -57,6 +59,14 @@ class CollectionConfig(msgspec.Struct, frozen=True, kw_only=True):
     def is_named(self) -> bool:
         """True if the user created it with a name, False if a client created it as a vector store."""
         return self.id.startswith(f"{NAMED}_")
+
+    def without_file(self, file_id: str) -> "CollectionConfig":
+        """This vector store without an uploaded file and its attributes."""
+        return msgspec.structs.replace(
+            self,
+            sources=tuple(source for source in self.sources if Path(source).parent.name != file_id),
+            facts={name: value for name, value in self.facts.items() if name != f"{ATTRIBUTES}{file_id}"},
+        )
 
 
 def _folded(name: str) -> str:

@@ -12,6 +12,7 @@ from starlette.types import Scope
 
 from devices.errors import TesseraError
 from engine.core.errors import InputFault
+from engine.core.ownership import first_to_go
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,8 @@ class Making(NamedTuple):
 class ResumableStream:
     """The bytes of one stream, produced whether or not a client reads them."""
 
-    def __init__(self, making: Making) -> None:
+    def __init__(self, owner: str, making: Making) -> None:
+        self.owner = owner
         self.started_at = int(time.time())
         self.completed_at = 0
         self.ended_s = 0.0
@@ -67,6 +69,11 @@ class ResumableStream:
     @property
     def done(self) -> bool:
         return self.completed_at != 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that are stored."""
+        return len(self.buffer)
 
     @property
     def total(self) -> int:
@@ -174,7 +181,7 @@ class StreamRegistry:
                 f"{running.count(key)} streams of yours are kept for their conversations, {len(running)} in all; "
                 f"the limits are {MAX_STREAMS_OF_A_KEY if key else MAX_STREAMS} and {MAX_STREAMS}. Wait for one."
             )
-        stream = self._streams[key, name] = ResumableStream(making)
+        stream = self._streams[key, name] = ResumableStream(key, making)
         async with aclosing(stream.read(0, first=True)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -215,14 +222,17 @@ class StreamRegistry:
             await stream.stop()
 
     def _forget(self) -> None:
-        """Delete expired streams, and the oldest finished ones if there are too many."""
+        """Delete expired streams, and finished ones beyond the limits, first those of the owner with most."""
         now = time.monotonic()
-        size = sum(len(stream.buffer) for stream in self._streams.values())
         for name, stream in list(self._streams.items()):
-            over = len(self._streams) >= MAX_STREAMS or size > MAX_ALL_BYTES
-            if stream.done and (over or now - stream.ended_s > RETENTION_S):
-                size -= len(stream.buffer)
+            if stream.done and now - stream.ended_s > RETENTION_S:
                 del self._streams[name]
+        finished = {name: stream for name, stream in self._streams.items() if stream.done}
+        size = sum(stream.size_bytes for stream in self._streams.values())
+        while finished and (len(self._streams) >= MAX_STREAMS or size > MAX_ALL_BYTES):
+            name = first_to_go(finished, MAX_ALL_BYTES // MAX_STREAMS)
+            size -= finished.pop(name).size_bytes
+            del self._streams[name]
 
 
 def conversation_of(scope: Scope) -> str:

@@ -102,6 +102,26 @@ def test_bad_requests_are_refused(client, store):
         client.vector_stores.search(store.id, query="x water", filters={"type": "like", "key": "a", "value": 1})
 
 
+def test_metadata_cannot_take_the_place_of_attributes(client, store):
+    with pytest.raises(openai.BadRequestError, match="attributes:file-1"):
+        client.vector_stores.update(store.id, metadata={"attributes:file-1": "no JSON"})
+    with pytest.raises(openai.BadRequestError, match="attributes:file-1"):
+        client.vector_stores.create(metadata={"attributes:file-1": "no JSON"})
+
+
+def test_attributes_stay_with_other_metadata_and_go_with_their_file(client, server):
+    sent = client.files.create(file=("a.txt", b"An eider dives."), purpose="assistants")
+    made = client.vector_stores.create(name="birds", metadata={"who": "Ida"})
+    client.vector_stores.files.create(sent.id, vector_store_id=made.id, attributes={"year": 1998})
+    client.vector_stores.update(made.id, metadata={"who": "Ole"})
+    assert client.vector_stores.retrieve(made.id).metadata == {"who": "Ole"}
+    assert client.vector_stores.files.retrieve(sent.id, vector_store_id=made.id).attributes == {"year": 1998}
+    stored = server.home / "config" / "collections.json"
+    assert sent.id in stored.read_text()
+    client.files.delete(sent.id)
+    assert sent.id not in stored.read_text()
+
+
 def test_a_page_in_a_browser_cannot_send_files(server):
     answer = httpx2.post(
         f"{server.url}/v1/files",

@@ -26,6 +26,7 @@ from engine.remotes.registry import RemoteRegistry
 from engine.remotes.types import Remote
 from engine.server.middleware import MAX_HELD_BYTES, MAX_HELD_BYTES_OF_A_KEY, HeldBytes
 from engine.server.openai.files import Files
+from engine.server.openai.vector_stores import FileBatches
 from engine.server.response_store.background import BackgroundJobs
 from engine.server.response_store.conversations import Conversation, ConversationStore
 from engine.server.response_store.responses import ResponseStore
@@ -138,6 +139,7 @@ ELSEWHERE = {
     "response",
     "background response",
     "resumable stream",
+    "file batch",
     "values of an imported chat export",
     "bytes of tool server settings",
     "linked folder",
@@ -285,6 +287,63 @@ def test_running_work_of_one_key_leaves_room_for_others(monkeypatch):
             task.cancel()
 
     asyncio.run(fill())
+
+
+async def one_event():
+    yield b"event"
+
+
+def test_finished_work_of_one_key_does_not_displace_that_of_another(monkeypatch):
+    monkeypatch.setattr("engine.server.response_store.background.MAX_FINISHED", SMALL)
+    monkeypatch.setattr("engine.server.streams.MAX_STREAMS", SMALL)
+    monkeypatch.setattr("engine.server.openai.vector_stores.MAX_BATCHES", SMALL)
+
+    class Items:
+        def __init__(self, number):
+            self.response = {"id": f"resp_{number}", "status": "in_progress"}
+
+    async def fill():
+        jobs, streams, batches = BackgroundJobs(), StreamRegistry(), FileBatches()
+
+        async def work(key, number):
+            with sent_by(key):
+                job = jobs.start(Items(number), one_event())
+                async for _ in streams.made(key, number, Making(one_event(), lambda _: b"", lambda: b"")):
+                    pass
+                await job.task
+                return batches.add("vs_1", (f"file-{number}",))
+
+        batch = await work("one", "first")
+        for number in range(4 * SMALL):
+            await work("many", str(number))
+        with sent_by("one"):
+            assert jobs.find("resp_first")
+            assert streams.find("one", "first").done
+            assert batches.get("vs_1", batch).files == ("file-first",)
+        with sent_by("many"):
+            assert jobs.find(f"resp_{4 * SMALL - 1}")
+            assert not jobs.find("resp_0")
+            with pytest.raises(InputFault):
+                streams.find("many", "0")
+
+    asyncio.run(fill())
+
+
+def test_the_events_of_finished_answers_have_a_limit_of_bytes(monkeypatch):
+    monkeypatch.setattr("engine.server.response_store.background.MAX_FINISHED_BYTES", 2 * len(b"event"))
+
+    class Items:
+        def __init__(self, number):
+            self.response = {"id": f"resp_{number}", "status": "in_progress"}
+
+    async def fill():
+        jobs = BackgroundJobs()
+        for number in range(SMALL):
+            await jobs.start(Items(number), one_event()).task
+        jobs.start(Items(SMALL), one_event())
+        return [number for number in range(SMALL) if jobs.find(f"resp_{number}")]
+
+    assert asyncio.run(fill()) == [3, 4]
 
 
 def test_large_bodies_of_one_key_leave_room_for_those_of_others():

@@ -227,12 +227,7 @@ async def delete_file(request: Request, file_id: str) -> dict[str, Any]:
         for definition in service.collections.definitions.all():
             if source in definition.sources:
                 with contextlib.suppress(InputFault):
-                    service.collections.change(
-                        definition.id,
-                        lambda old: msgspec.structs.replace(
-                            old, sources=tuple(other for other in old.sources if other != source)
-                        ),
-                    )
+                    service.collections.change(definition.id, lambda old: old.without_file(file_id))
 
     await asyncio.to_thread(remove)
     return {"id": file_id, "object": "file", "deleted": True}

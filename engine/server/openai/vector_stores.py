@@ -15,8 +15,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from engine.api.collections import Passage, SearchRequest
-from engine.core.ownership import may_see, new_id, request_owner
-from engine.documents.collection_config import CollectionConfig
+from engine.core.errors import InputFault
+from engine.core.ownership import first_to_go, may_see, new_id, request_owner
+from engine.documents.collection_config import ATTRIBUTES, CollectionConfig
 from engine.documents.errors import CollectionUnusable, FileNotFound, NoCollection
 from engine.documents.registry import OpenCollection
 from engine.documents.store import FAILED, READING
@@ -37,30 +38,48 @@ from engine.server.state import server_state
 
 router = APIRouter(prefix="/v1/vector_stores", tags=["vector stores"])
 PREFIX: Final = "vs"
-_ATTRIBUTES: Final = "attributes:"
+MAX_BATCHES: Final = 1000
+# What a batch counts in addition to its file ids, so that many small ones count too.
+_BATCH_BYTES: Final = 1000
 
 
-class _Batches:
-    """File batches since the server started: their files and creation times."""
+class FileBatch(msgspec.Struct, frozen=True):
+    """Files that were added to a store together."""
+
+    store: str
+    files: tuple[str, ...]
+    created_at: float
+    owner: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its file ids."""
+        return sum(map(len, self.files))
+
+
+class FileBatches:
+    """The latest file batches since the server started."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, tuple[str, tuple[str, ...], float]] = {}
+        self._by_id: dict[str, FileBatch] = {}
 
     def add(self, store: str, files: tuple[str, ...]) -> str:
+        """Record a batch of this request's owner; return its id. Beyond the limit, the owner of most loses one."""
         batch = new_id("vsfb", "_")
-        self._by_id[batch] = store, files, time.time()
-        if len(self._by_id) > 1000:
-            self._by_id.pop(next(iter(self._by_id)))
+        self._by_id[batch] = FileBatch(store, files, time.time(), request_owner.get())
+        if len(self._by_id) > MAX_BATCHES:
+            del self._by_id[first_to_go(self._by_id, _BATCH_BYTES)]
         return batch
 
-    def get(self, store: str, batch: str) -> tuple[tuple[str, ...], float]:
-        batch_entry = self._by_id.get(batch)
-        if batch_entry is None or batch_entry[0] != store:
+    def get(self, store: str, batch: str) -> FileBatch:
+        """The batch of a store with this id. Raises: FileNotFound."""
+        found = self._by_id.get(batch)
+        if found is None or found.store != store:
             raise FileNotFound(f"There is no batch {batch!r} here.", "batch_id")
-        return batch_entry[1], batch_entry[2]
+        return found
 
 
-_batches = _Batches()
+_batches = FileBatches()
 
 
 async def _open(request: Request, store: str) -> tuple[CollectionService, OpenCollection]:
@@ -75,18 +94,26 @@ async def _open(request: Request, store: str) -> tuple[CollectionService, OpenCo
 async def make_store(request: Request) -> Response:
     """Create a store, empty or with uploaded files."""
     body = await parse_or(request, StoreRequest)
+    metadata = _metadata(body) or {}
     service, files = await server_state(request).collection_service(), files_of(request)
 
     def make() -> dict[str, Any]:
         sources = tuple(str(files.path(files.get(file_id))) for file_id in dict.fromkeys(body.file_ids or ()))
-        facts = body.metadata or {}
         name = body.name or "vector store"
         live = service.collections.add(
-            name, PREFIX, sources=sources, follow=False, open=True, facts=facts, owner=request_owner.get()
+            name, PREFIX, sources=sources, follow=False, open=True, facts=metadata, owner=request_owner.get()
         )
         return _store(live)
 
     return JSONResponse(await asyncio.to_thread(make), headers=ignored_header(body.ignored()))
+
+
+def _metadata(body: StoreRequest) -> dict[str, str] | None:
+    """The metadata of a request. Raises: InputFault: a name would be that of a file's attributes."""
+    for name in body.metadata or ():
+        if name.startswith(ATTRIBUTES):
+            raise InputFault(f"metadata: {name!r} may not start with {ATTRIBUTES!r}.", "metadata")
+    return body.metadata
 
 
 @router.get("")
@@ -118,14 +145,16 @@ async def show_store(request: Request, store: str) -> dict[str, Any]:
 async def change_store(request: Request, store: str) -> Response:
     """Change a store's name or metadata."""
     body = await parse_or(request, StoreRequest)
-    service, live = await _open(request, store)
-    attributes = {k: v for k, v in live.definition.facts.items() if k.startswith(_ATTRIBUTES)}
-    changes: dict[str, Any] = {"name": body.name} if body.name else {}
-    if body.metadata is not None:
-        changes["facts"] = {**attributes, **body.metadata}
-    live = await asyncio.to_thread(
-        service.collections.change, store, lambda old: msgspec.structs.replace(old, **changes)
-    )
+    metadata = _metadata(body)
+    service, _ = await _open(request, store)
+
+    def change(old: CollectionConfig) -> CollectionConfig:
+        facts = old.facts
+        if metadata is not None:
+            facts = metadata | {k: v for k, v in old.facts.items() if k.startswith(ATTRIBUTES)}
+        return msgspec.structs.replace(old, name=body.name or old.name, facts=facts)
+
+    live = await asyncio.to_thread(service.collections.change, store, change)
     return JSONResponse(await asyncio.to_thread(_store, live), headers=ignored_header(body.ignored()))
 
 
@@ -156,7 +185,7 @@ async def _add(
         sources = [str(files.path(files.get(file_id))) for file_id in ids]
         facts = dict(old.facts)
         if attributes:
-            facts |= {f"{_ATTRIBUTES}{file_id}": json.dumps(attributes) for file_id in ids}
+            facts |= {f"{ATTRIBUTES}{file_id}": json.dumps(attributes) for file_id in ids}
         return msgspec.structs.replace(old, sources=tuple(dict.fromkeys((*old.sources, *sources))), facts=facts)
 
     return await asyncio.to_thread(service.collections.change, store, change)
@@ -203,13 +232,7 @@ async def remove_store_file(request: Request, store: str, file_id: str) -> dict[
     service, live = await _open(request, store)
     if file_id not in _ids(live):
         raise FileNotFound(f"There is no file {file_id!r} in this store.", "file_id")
-
-    def change(old: CollectionConfig) -> CollectionConfig:
-        remaining = tuple(source for source in old.sources if Path(source).parent.name != file_id)
-        facts = {k: v for k, v in old.facts.items() if k != f"{_ATTRIBUTES}{file_id}"}
-        return msgspec.structs.replace(old, sources=remaining, facts=facts)
-
-    await asyncio.to_thread(service.collections.change, store, change)
+    await asyncio.to_thread(service.collections.change, store, lambda old: old.without_file(file_id))
     return {"id": file_id, "object": "vector_store.file.deleted", "deleted": True}
 
 
@@ -236,8 +259,7 @@ async def list_batch_files(
 ) -> dict[str, Any]:
     """The files of a batch."""
     _, live = await _open(request, store)
-    ids, _ = _batches.get(store, batch)
-    files = files_of(request)
+    ids, files = _batches.get(store, batch).files, files_of(request)
     every = await asyncio.to_thread(lambda: [_file(live, files, file_id) for file_id in ids])
     return page(every, limit, after, order)
 
@@ -314,7 +336,7 @@ def _ids(live: OpenCollection) -> list[str]:
 
 
 def _attributes(live: OpenCollection, file_id: str) -> dict[str, Any]:
-    return dict(json.loads(live.definition.facts.get(f"{_ATTRIBUTES}{file_id}", "{}")))
+    return dict(json.loads(live.definition.facts.get(f"{ATTRIBUTES}{file_id}", "{}")))
 
 
 def _row(live: OpenCollection, file_id: str) -> DocumentRow | None:
@@ -372,17 +394,17 @@ def _store(live: OpenCollection) -> dict[str, Any]:
         "status": "in_progress" if counts["in_progress"] else "completed",
         "expires_at": None,
         "last_active_at": int(definition.created_at),
-        "metadata": {k: v for k, v in definition.facts.items() if not k.startswith(_ATTRIBUTES)},
+        "metadata": {k: v for k, v in definition.facts.items() if not k.startswith(ATTRIBUTES)},
     }
 
 
 def _batch(live: OpenCollection, batch: str) -> dict[str, Any]:
-    ids, created_at = _batches.get(live.definition.id, batch)
-    counts = _counts(live, list(ids))
+    found = _batches.get(live.definition.id, batch)
+    counts = _counts(live, list(found.files))
     return {
         "id": batch,
         "object": "vector_store.files_batch",
-        "created_at": int(created_at),
+        "created_at": int(found.created_at),
         "vector_store_id": live.definition.id,
         "status": "in_progress" if counts["in_progress"] else "completed",
         "file_counts": counts,

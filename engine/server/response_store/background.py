@@ -7,12 +7,13 @@ from contextlib import aclosing
 from typing import Any, Final, Protocol
 
 from engine.core.errors import InputFault
-from engine.core.ownership import may_see, request_owner
+from engine.core.ownership import first_to_go, may_see, request_owner
 
-# Maximum number of running responses, and of finished ones whose events are still stored.
+# Maximum number of running responses, and number and bytes of finished ones whose events are still stored.
 MAX_RUNNING: Final = 64
 MAX_RUNNING_OF_A_KEY: Final = 32
 MAX_FINISHED: Final = 64
+MAX_FINISHED_BYTES: Final = 64 << 20
 _ENDED: Final = frozenset({"completed", "incomplete", "failed", "cancelled"})
 
 
@@ -33,6 +34,7 @@ class Job:
         self.items = items
         self.owner = request_owner.get()
         self.events: list[bytes] = []
+        self.size_bytes = 0
         self.task: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
 
@@ -44,6 +46,7 @@ class Job:
     def publish(self, chunk: bytes) -> None:
         """Publish events; a chunk may contain several."""
         self.events += [event + b"\n\n" for event in chunk.split(b"\n\n") if event]
+        self.size_bytes += len(chunk)
         self.wake()
 
     def wake(self) -> None:
@@ -96,9 +99,17 @@ class BackgroundJobs:
         job = self._jobs[str(items.response["id"])] = Job(items)
         items.response |= {"status": "queued", "background": True}
         job.task = asyncio.create_task(self._run(job, chunks))
-        for response_id in [i for i, job in self._jobs.items() if job.ended][:-MAX_FINISHED]:
-            del self._jobs[response_id]
+        self._bound()
         return job
+
+    def _bound(self) -> None:
+        """Delete finished responses beyond the limits, first those of the owner with most."""
+        finished = {response_id: job for response_id, job in self._jobs.items() if job.ended}
+        size = sum(job.size_bytes for job in finished.values())
+        while finished and (len(finished) > MAX_FINISHED or size > MAX_FINISHED_BYTES):
+            response_id = first_to_go(finished, MAX_FINISHED_BYTES // MAX_FINISHED)
+            size -= finished.pop(response_id).size_bytes
+            del self._jobs[response_id]
 
     async def _run(self, job: Job, chunks: AsyncGenerator[bytes, None]) -> None:
         try:
