@@ -219,8 +219,9 @@ class Transfer:
                     view = view[end - start :]
                 self._moved_at = time.monotonic()
                 on_bytes(part.done_bytes)
-        if not part.complete:
-            raise httpx2.RemoteProtocolError("the answer ended early")
+                if part.complete:
+                    return  # the server may send more, without end
+        raise httpx2.RemoteProtocolError("the answer ended early")
 
     def _check_identity(self, response: httpx2.Response) -> None:
         """Compare the content hash that the hub sends with every response. Raises: FileChanged."""

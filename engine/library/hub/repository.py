@@ -60,7 +60,10 @@ def is_projector(file_name: str) -> bool:
 
 
 def is_safe_name(name: str) -> bool:
-    """Return whether an untrusted name may become a path below the library's folder, on every system."""
+    """Return whether an untrusted name may become a path below the library's folder, on every system.
+
+    Hidden names are for Tessera's own files, such as the note with the expected hashes of a folder.
+    """
     parts = name.split("/")
     return (
         len(parts) <= _MAX_DEPTH
@@ -69,14 +72,13 @@ def is_safe_name(name: str) -> bool:
             part
             and part.isprintable()
             and part == part.strip()
-            and not part.startswith(("..", "~"))
+            and not part.startswith((".", "~"))
             and not part.endswith(".")
             and not any(c in part for c in '\\:*?"<>|')
             and not _DEVICES.fullmatch(part)
             and part.encode(errors="replace").decode() == part
             for part in parts
         )
-        and parts != ["."]
     )
 
 
@@ -100,6 +102,8 @@ def _labels(stems: Iterable[str]) -> dict[str, str]:
 # The first paragraph of a model card, as plain text.
 
 _LEAST_WORDS, _MOST_CHARS = 6, 280
+# A longer block is no paragraph of prose; the time for the patterns grows with the square of its length.
+_MOST_BLOCK_CHARS = 4000
 _FRONT_MATTER = re.compile(r"\A\s*---\r?\n.*?\n---\s*\n", re.DOTALL)
 _NO_PROSE = re.compile(r"(?:#|<|>|\||```|~~~|[-*+] |\d+[.)] |\[!|!\[|\[\]\()")
 _IMAGE, _LINK = re.compile(r"!\[[^\]]*\]\([^)]*\)"), re.compile(r"\[([^\]]*)\]\([^)]*\)")
@@ -109,7 +113,7 @@ _TAG, _MARK = re.compile(r"<[^>]*>"), re.compile(r"[*_`]{1,3}")
 def first_paragraph(card: str) -> str:
     """The first paragraph of prose, without markup and at most some lines long; "" if there is none."""
     for block in re.split(r"\n\s*\n", _FRONT_MATTER.sub("", card)):
-        if _NO_PROSE.match(block.strip()):
+        if len(block) > _MOST_BLOCK_CHARS or _NO_PROSE.match(block.strip()):
             continue
         plain = _MARK.sub("", _TAG.sub("", _LINK.sub(r"\1", _IMAGE.sub("", block))))
         words = "".join(c if c.isprintable() else " " for c in plain).split()

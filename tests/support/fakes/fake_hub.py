@@ -55,6 +55,7 @@ class Faults:
     retry_after: str = "0"
     server_error: int = 0  # number of 503 responses
     ignore_ranges: bool = False
+    endless: bool = False  # ranges are ignored, and zeros without end follow the file
     whole_below: int = 0  # ranges that start before this byte are ignored
     storage_down: bool = False
 
@@ -294,6 +295,8 @@ class _StorageHandler(_Handler):
         if file is None:
             return self.answer(404, b"")
         data = file.data if file.lie is None else file.lie
+        if self.hub.faults.endless:
+            return self.endless(bytes(data))
         start, end, status = 0, len(data), 200
         match = _RANGE.fullmatch(self.headers.get("Range", ""))
         if match and not self.hub.faults.ignore_ranges and int(match[1]) >= self.hub.faults.whole_below:
@@ -312,6 +315,14 @@ class _StorageHandler(_Handler):
             self.body(data, start, end)
         self.wfile.flush()
         return None
+
+    def endless(self, data):
+        self.close_connection = True
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(data)
+        while not self.hub.stopping.is_set():
+            self.wfile.write(bytes(65536))
 
     def body(self, data, start, end):
         self.hub.count_active(1)

@@ -137,6 +137,11 @@ def test_wrong_bytes_of_the_right_size_are_quarantined(hub, client, catalogue, s
     assert download(client, catalogue).run(JobContext()).state == "online"
 
 
+def test_a_download_ends_with_its_file_whatever_the_server_sends_then(hub, client, catalogue, spark):
+    hub.faults.endless = True
+    assert download(client, catalogue).run(JobContext()).path.read_bytes() == SPARK.read_bytes()
+
+
 def test_wrong_bytes_of_a_small_file_are_seen_too(hub, client, catalogue):
     config = FakeFile(b'{"a": 1}', lfs=False)
     folder = Path("tests/data/spark-hf")

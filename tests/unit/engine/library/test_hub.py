@@ -55,6 +55,15 @@ def test_the_first_paragraph_of_a_model_card_is_plain_text(card, paragraph):
     assert first_paragraph(card) == paragraph
 
 
+@pytest.mark.parametrize("repeated", ["[ ", "![ ", "<a ", "](", "*"])
+def test_a_hostile_model_card_takes_no_time(repeated):
+    words = "A model that does what its card says, and no more."
+    card = "w " * 10 + repeated * (65536 // len(repeated))
+    began = time.process_time()
+    assert first_paragraph(f"{card}\n\n{words}") == words
+    assert time.process_time() - began < 1
+
+
 def test_search_finds_and_follows_pages(hub, client):
     for index in range(7):
         hub.add(f"org/Model-{index}-GGUF", {}, gguf={"total": 8_000_000_000, "architecture": "qwen3"})
@@ -111,6 +120,7 @@ def test_a_listing_has_sizes_hashes_and_choices(hub, client, spark):
     "name",
     ["../x", "a/../b", "/etc/passwd", "C:\\x", "C:x", "a\\b", "a\0b", "a\nb", "", "a//b", ".", "..", "...", "con",
      "aux.gguf",
+     ".x", ".tessera.json", "a/.b",
      "x.", " x", "x ", "a/" * 9 + "b", "y" * 201, "~/x", "a/~root/x", "\udcff", 'a"b', "a|b", "a*", "NUL.txt"],
 )  # fmt: skip
 def test_names_that_could_lead_elsewhere(name):
@@ -118,7 +128,7 @@ def test_names_that_could_lead_elsewhere(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["a", "model-00001-of-00002.gguf", "Q4_K_M/m.gguf", "ünï/模型 (1).gguf", ".gitattributes"]
+    "name", ["a", "model-00001-of-00002.gguf", "Q4_K_M/m.gguf", "ünï/模型 (1).gguf", "a.b/c.d"]
 )
 def test_names_that_are_fine(name):
     assert is_safe_name(name)
@@ -127,7 +137,10 @@ def test_names_that_are_fine(name):
 def test_a_repository_that_names_files_elsewhere_gets_none_of_them(hub, client, catalogue, spark):
     spark.files["../../escape-Q4_0.gguf"] = FakeFile(SPARK.read_bytes())
     spark.files["/abs-Q5_0.gguf"] = FakeFile(SPARK.read_bytes())
-    assert [c.label for c in choices_of(client.repository("org/Spark-GGUF"))] == ["F16"]
+    spark.files[".tessera.json"] = FakeFile(b"{}")  # the note in which Tessera stores the expected hashes
+    found = client.repository("org/Spark-GGUF")
+    assert [c.label for c in choices_of(found)] == ["F16"]
+    assert [file.name for file in found.files] == ["spark-F16.gguf", "README.md"]
     for repo in ("../x", "a/b/c", "a/..", "x\0y", "", "org/con"):
         with pytest.raises(InputFault):
             client.repository(repo)
