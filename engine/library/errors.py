@@ -121,11 +121,11 @@ class NotEnoughDisk(EnvironmentFault):
 
 
 class CannotWrite(EnvironmentFault):
-    """The system refuses to write to the models folder; `reason` is the system's message."""
+    """A file of the models folder cannot be written; `reason` is the system's message, or a fact."""
 
     code = "cannot_write"
 
-    def __init__(self, path: str, reason: str) -> None:
+    def __init__(self, path: str, reason: str | Reason) -> None:
         super().__init__(because("cannot_write", path=path, why=reason))
         self.path = path
         self.reason = reason

@@ -208,7 +208,8 @@ def _members(path: Path) -> tuple[list[Path], Path | None]:
         return files, None
     folder = Path(candidate.folder)
     root = links_root(folder)
-    companions = (p for p in sorted(folder.iterdir()) if p.name.endswith(_COMPANIONS) and _inside(p, root))
+    named = (p for p in sorted(folder.iterdir()) if p.name.endswith(_COMPANIONS) and not p.name.startswith("."))
+    companions = (p for p in named if _inside(p, root))  # no hidden file: a note could state a false origin
     deeper = [folder / _POOLING] if _inside(folder / _POOLING, root) else []
     return [*files, *(p for p in companions if p not in files), *deeper], folder
 

@@ -19,7 +19,7 @@ from engine.jobs.jobs import JobContext, JobKind, JobRegistry, Paused, params_of
 from engine.library.catalogue import Catalogue
 from engine.library.errors import CannotWrite, NotEnoughDisk
 from engine.library.importing import RESERVE_BYTES, copy_file
-from engine.library.trash import TICKET, Trash
+from engine.library.trash import TICKET, Trash, is_inside
 from engine.library.types import Moved
 from engine.message_catalog.reasons import because
 
@@ -169,7 +169,7 @@ def _mirror(source: Path, target: Path, control: JobContext) -> int:
 
 
 def _copy(path: Path, inside: Path, source: Path, target: Path, control: JobContext, done: int, total: int) -> None:
-    if not _is_inside(target, inside):
+    if not is_inside(target, inside):
         raise CannotWrite(str(inside), "a link in this folder leads out of it")
     inside.parent.mkdir(parents=True, exist_ok=True)
     unfinished = _unfinished(inside)
@@ -316,10 +316,4 @@ def _journal_source(target: Path) -> str:
 
 def _journal(target: Path) -> set[str]:
     """Names of the files that were copied. The folder may be untrusted: only files inside it count."""
-    return {name for name in _lines(target)[1:] if _is_inside(target, target / name)}
-
-
-def _is_inside(folder: Path, path: Path) -> bool:
-    """Whether a file lies in the folder, also when links of its folders are followed."""
-    within = path.is_relative_to(folder) and ".." not in path.relative_to(folder).parts
-    return within and path.parent.resolve().is_relative_to(folder.resolve())
+    return {name for name in _lines(target)[1:] if is_inside(target, target / name)}

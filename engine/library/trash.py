@@ -1,6 +1,7 @@
 """Removes models; removal can be undone until the trash is emptied. Linked files are only unlisted."""
 
 import logging
+import os
 import secrets
 import shutil
 import time
@@ -77,10 +78,17 @@ class Trash:
     def restore(self, ticket: str) -> ModelEntry:
         """Undo a removal. The model gets its old id, with a number if another model has that id now.
 
-        Raises: InputFault: no such ticket. CannotWrite.
+        Raises: InputFault: no such ticket. CannotWrite: also if a file would replace another one, or, by a ticket
+        in a folder from elsewhere, come from or go to a place outside of the models folder.
         """
         removed = self._folder / ticket
         record = self._read(ticket)
+        models = self._catalogue.paths.models
+        for name, path in record.moved.items():
+            if Path(name).name != name or not is_inside(models, Path(path)):
+                raise CannotWrite(path, because("outside_models"))
+            if (removed / name).exists() and os.path.lexists(path):
+                raise CannotWrite(path, because("other_file_there"))
         try:
             self._move_back(removed, record)
         except OSError as error:
@@ -155,6 +163,12 @@ class Trash:
     def _removed(ticket: str, record: _Record) -> Removed:
         freed = record.entry.size_bytes if record.moved else 0
         return Removed(ticket, record.entry, record.removed_at, freed)
+
+
+def is_inside(folder: Path, path: Path) -> bool:
+    """Return whether a file lies in the folder, also when links of its folders are followed."""
+    within = path.is_relative_to(folder) and ".." not in path.relative_to(folder).parts
+    return within and path.parent.resolve().is_relative_to(folder.resolve())
 
 
 def _remove_empty(folder: Path, models: Path) -> None:

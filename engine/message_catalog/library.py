@@ -75,6 +75,8 @@ _DISK: Final = {
     "no_linked_folder": "no folder is linked",
     "folder_not_linked": "{path} is not linked; these folders are: {linked}",
     "nothing_at_path": "{path} does not exist; give a file, a folder, or one of: {apps}",
+    "outside_models": "it is outside of the models folder",
+    "other_file_there": "another file is there now",
     "not_in_trash": "{ticket!r} is not in the trash",
     "no_config": "{folder} is not a model folder: it contains no config.json.",
     "not_named_gguf": "{path}: the name must end in .gguf, by which programs know models.",

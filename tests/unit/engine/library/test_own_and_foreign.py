@@ -13,7 +13,7 @@ from engine.jobs.jobs import JobContext
 from engine.library import catalogue as catalogue_module
 from engine.library import importing, other_apps
 from engine.library.errors import CannotWrite, NotEnoughDisk
-from engine.library.trash import Trash
+from engine.library.trash import TICKET, Trash
 from engine.library.types import Unlinked
 from engine.library.work import verify
 from tests.support.starved import no_descriptors
@@ -233,6 +233,21 @@ def test_import_copies_no_file_that_a_link_of_the_folder_leads_to(catalogue, tmp
         importing.import_copy(catalogue, source, JobContext())
 
 
+def test_an_imported_folder_cannot_state_its_origin(catalogue, tmp_path):
+    """The note of a download has the origin, and the hashes that a model is verified with."""
+    source = tmp_path / "hostile"
+    shutil.copytree(SPARK_HF, source)
+    note = {"repo": "org/other", "revision": "c" * 40, "endpoint": "https://huggingface.co", "sha256": {}}
+    (source / ".tessera.json").write_text(json.dumps(note))
+    importing.import_copy(catalogue, source, JobContext())
+    catalogue.close()
+    for file in catalogue.paths.state.glob("library.db*"):
+        file.unlink()
+    again = catalogue_module.Catalogue(catalogue.paths)
+    assert (again.get("hostile").origin.kind, again.get("hostile").origin.repo) == ("file", None)
+    again.close()
+
+
 def test_import_refuses_and_leaves_nothing(catalogue, tmp_path, gguf, monkeypatch):
     noise = write(tmp_path / "noise.gguf", b"noise" * 100)
     pickle = write(tmp_path / "pytorch_model.bin", b"\x80\x02")
@@ -346,6 +361,53 @@ def test_a_removed_model_comes_back_beside_one_that_took_its_name(catalogue, put
     assert first.exists()
     assert catalogue.get("m").path != first
     assert trash.contents() == ()
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        {"0-m.gguf": "{parent}/victim"},
+        {"0-m.gguf": "{models}/../victim"},
+        {"0-m.gguf": "{models}/out/victim"},
+        {"0-m.gguf": "victim"},
+        {"{parent}/victim": "{models}/m.gguf"},
+        {"../../../victim": "{models}/m.gguf"},
+    ],
+    ids=str,
+)
+def test_a_strangers_ticket_moves_nothing_out_of_the_models_folder_or_into_it(catalogue, put, gguf, moved):
+    models, parent = catalogue.paths.models, catalogue.paths.models.parent
+    victim = write(parent / "victim", b"mine")
+    (parent / "outside").mkdir()
+    (models / "out").symlink_to(parent / "outside")
+    path = put("m.gguf", gguf())
+    catalogue.refresh()
+    trash = Trash(catalogue)
+    ticket = trash.remove(catalogue.get("m")).ticket
+    record = models / ".trash" / ticket / TICKET
+    names = {"models": models, "parent": parent}
+    stated = json.loads(record.read_bytes())
+    stated["moved"] = {name.format(**names): to.format(**names) for name, to in moved.items()}
+    record.write_text(json.dumps(stated))
+    with pytest.raises(CannotWrite):
+        trash.restore(ticket)
+    assert victim.read_bytes() == b"mine"
+    assert not path.exists()
+    assert not list((parent / "outside").iterdir())
+
+
+def test_a_removed_model_does_not_replace_a_file_that_came_meanwhile(catalogue, put, gguf):
+    put("m.gguf", gguf())
+    catalogue.refresh()
+    trash = Trash(catalogue)
+    ticket = trash.remove(catalogue.get("m")).ticket
+    newer = gguf(numbers={"llama.context_length": 9})
+    path = put("m.gguf", newer)
+    with pytest.raises(CannotWrite, match="another file is there"):
+        trash.restore(ticket)
+    assert path.read_bytes() == newer
+    path.unlink()
+    assert trash.restore(ticket).id == "m"
 
 
 def test_a_linked_file_is_never_deleted(catalogue, tmp_path, gguf):
