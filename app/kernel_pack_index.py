@@ -96,7 +96,9 @@ def fetch(name: str, settings: Settings) -> Path:
         )
     folder = library_folder()
     abi = installed_abi(folder) if folder else None
-    with httpx2.Client(timeout=_TIMEOUT, follow_redirects=True) as client:
+    # Responses are read as they are sent: a small compressed one may expand to gigabytes.
+    headers = {"Accept-Encoding": "identity"}
+    with httpx2.Client(timeout=_TIMEOUT, follow_redirects=True, headers=headers) as client:
         data = _get(client, f"{address}/index.json", MAX_INDEX_BYTES)
         check_signature(data, _get(client, f"{address}/index.json.minisig", MAX_INDEX_BYTES).decode(), keys)
         try:
@@ -122,7 +124,7 @@ def _archive(client: httpx2.Client, address: str, entry: IndexEntry) -> Path:
         try:
             with partial.open("wb") as file, client.stream("GET", f"{address}/{entry.file}") as answer:
                 answer.raise_for_status()
-                for chunk in answer.iter_bytes(_CHUNK):
+                for chunk in answer.iter_raw(_CHUNK):
                     got += len(chunk)
                     if got > entry.num_bytes:
                         break
@@ -141,7 +143,7 @@ def _get(client: httpx2.Client, url: str, most: int) -> bytes:
         with client.stream("GET", url) as answer:
             answer.raise_for_status()
             content = b""
-            for chunk in answer.iter_bytes(_CHUNK):
+            for chunk in answer.iter_raw(_CHUNK):
                 content += chunk
                 if len(content) > most:
                     raise PackRefused(f"{url} is larger than {most} bytes")

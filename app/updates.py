@@ -33,14 +33,16 @@ def newer_version(releases: str) -> str | None:
     from packaging.version import InvalidVersion, Version
 
     address = f"{releases}latest.json"
+    # Read as it is sent: a small compressed response may expand to gigabytes.
+    headers = {"User-Agent": "Tessera", "Accept-Encoding": "identity"}
     content = b""
     try:
         with (
-            httpx2.Client(timeout=_TIMEOUT_S, headers={"User-Agent": "Tessera"}) as client,
+            httpx2.Client(timeout=_TIMEOUT_S, headers=headers) as client,
             client.stream("GET", address) as answer,
         ):
             answer.raise_for_status()
-            for chunk in answer.iter_bytes():
+            for chunk in answer.iter_raw():
                 content += chunk
                 if len(content) > MAX_BYTES:
                     raise UpdateUnknown(f"{address} is larger than {MAX_BYTES} bytes")

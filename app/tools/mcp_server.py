@@ -320,7 +320,8 @@ async def http_pipes(
     """The (read, write) streams for an `mcp.ClientSession`. `read_s` is the longest pause in a response.
 
     `auth` signs the requests; `on_refused` is called when the server answers that it needs a sign-in. Redirects to
-    another origin are not followed; proxies from the environment are used as everywhere else.
+    another origin are not followed; proxies from the environment are used as everywhere else. Compressed responses
+    are refused, because a small one may expand to gigabytes.
     """
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
@@ -344,12 +345,15 @@ async def http_pipes(
             response = await super().handle_async_request(request)
             if response.status_code == _UNAUTHORIZED:
                 on_refused()
+            if response.headers.get("content-encoding", "identity").strip().lower() not in {"", "identity"}:
+                await response.aclose()
+                raise httpx2.RemoteProtocolError("its answer is compressed, which was not requested")
             events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
             response.stream = Bounded(response.stream, MAX_STREAM_BYTES if events else MAX_ANSWER_BYTES)
             return response
 
     client = httpx2.AsyncClient(
-        headers={**headers, "Accept-Encoding": "identity"},  # a small compressed response may expand to gigabytes
+        headers={**headers, "Accept-Encoding": "identity"},
         timeout=httpx2.Timeout(_CONNECT_S, read=read_s),
         transport=BoundedTransport(),
         auth=auth,

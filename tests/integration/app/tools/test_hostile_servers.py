@@ -1,11 +1,14 @@
 """MCP servers that mislead a chat: with their names, their size, or by changing after consent."""
 
+import contextlib
 import http.server
 import socket
 import subprocess
 import sys
 import threading
 import time
+import tracemalloc
+import zlib
 
 import pytest
 
@@ -201,8 +204,17 @@ def test_a_server_that_dies_says_why_and_is_started_anew_for_the_next_chat(tmp_p
         server.start()
 
 
+BOMB_BYTES = 100 << 20
+
+
+def bomb():
+    packer = zlib.compressobj(wbits=31)
+    return b"".join([*(packer.compress(b" " * (1 << 20)) for _ in range(BOMB_BYTES >> 20)), packer.flush()])
+
+
 class _Web(http.server.BaseHTTPRequestHandler):
     mode = ""
+    bomb = b""
 
     def log_message(self, *args):
         pass
@@ -215,6 +227,12 @@ class _Web(http.server.BaseHTTPRequestHandler):
             self.end_headers()
         elif self.mode == "silent":
             time.sleep(6)
+        elif self.mode == "compressed":
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-encoding", "gzip")
+            self.end_headers()
+            self.wfile.write(self.bomb)
         elif self.mode == "endless":
             self.send_response(200)
             self.send_header("content-type", "application/json")
@@ -231,21 +249,39 @@ class _Web(http.server.BaseHTTPRequestHandler):
             self.wfile.write(b"[" * 100_000 + raw[:0])
 
 
-@pytest.mark.parametrize("mode", ["elsewhere", "silent", "endless", "garbage"])
-def test_an_address_that_lies_is_not_waited_for(tmp_path, monkeypatch, mode, capfd):
-    monkeypatch.setattr(mcp_server, "START_LIMIT_S", 3.0)
+@contextlib.contextmanager
+def lying(monkeypatch, mode):
+    """The address of a server that lies in this way."""
     monkeypatch.setattr(_Web, "mode", mode)
     web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Web)
     thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
-        config = McpServerConfig("web", url=f"http://127.0.0.1:{web.server_port}/mcp", call_s=5)
-        with pytest.raises(ToolRefused, match="did not start"):
-            McpServer(config, tmp_path).start()
+        yield f"http://127.0.0.1:{web.server_port}/mcp"
     finally:
         web.shutdown()
         web.server_close()
         thread.join()
+
+
+@pytest.mark.parametrize("mode", ["elsewhere", "silent", "endless", "garbage"])
+def test_an_address_that_lies_is_not_waited_for(tmp_path, monkeypatch, mode, capfd):
+    monkeypatch.setattr(mcp_server, "START_LIMIT_S", 3.0)
+    with lying(monkeypatch, mode) as url, pytest.raises(ToolRefused, match="did not start"):
+        McpServer(McpServerConfig("web", url=url, call_s=5), tmp_path).start()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_compressed_answer_is_not_expanded(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(_Web, "bomb", bomb())
+    with lying(monkeypatch, "compressed") as url:
+        tracemalloc.start()
+        try:
+            with pytest.raises(ToolRefused, match="did not start"):
+                McpServer(McpServerConfig("web", url=url, call_s=5), tmp_path).start()
+            assert tracemalloc.get_traced_memory()[1] < BOMB_BYTES
+        finally:
+            tracemalloc.stop()
     assert capfd.readouterr().err == ""
 
 
