@@ -19,7 +19,11 @@ from engine.core.version import __version__
 
 _LAST_RECORDS = 200
 _MOST_CHARACTERS = 100_000
-_SECRET = re.compile(r"(?i)(bearer\s+|hf_|sk-|token[\"'=:\s]+|key[\"'=:\s]+)[A-Za-z0-9_\-.]{8,}")
+_SECRET = re.compile(
+    r"(?i)(bearer\s+|authorization[\"'=:\s]+basic\s+|hf_|sk-|tsr_|(?:token|key|password|secret)[\"'=:\s]+)"
+    r"[A-Za-z0-9_\-.]{8,}"
+)
+_USER = re.compile(r"://[^/\s@]*@")  # of an address, often with a password
 
 
 class RecentLog(logging.Handler):
@@ -103,6 +107,6 @@ class CrashReports(QObject):
 
 def redact(text: str) -> str:
     """The text without secrets and without the user's name in paths."""
-    text = _SECRET.sub(lambda match: f"{match.group(1)}[redacted]", text)
+    text = _USER.sub("://[redacted]@", _SECRET.sub(lambda match: f"{match.group(1)}[redacted]", text))
     home = os.path.expanduser("~")  # noqa: PTH111 - a string, to search for it in other text
     return text.replace(home, "~") if len(home) > 1 else text

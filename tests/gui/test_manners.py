@@ -370,6 +370,9 @@ def test_a_fault_of_native_code_is_told_at_the_next_start_and_only_once(qapp, tm
 def test_secrets_are_redacted():
     assert redact("key='sk-ant-aaaaaaaaaa'").count("aaaa") == 0
     assert redact("token: abcdefghijkl") == "token: [redacted]"
+    assert redact("the key of tsr_abcdefghijkl") == "the key of tsr_[redacted]"
+    assert redact("http://ida:pass@host/path") == "http://[redacted]@host/path"
+    assert "aWRhOnBhc3M" not in redact("'authorization': 'Basic aWRhOnBhc3M='")
 
 
 def test_the_buttons_of_a_file_dialog_can_be_seen_in_the_dark(qtbot, theme):

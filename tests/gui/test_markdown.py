@@ -217,6 +217,21 @@ def test_a_link_is_shown_before_it_opens(qtbot, view):
     qtbot.waitUntil(lambda: not box.isVisible())
 
 
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://\u0430\u0440\u0440l\u0435.example/", "https://xn--l-7sbq6ba.example/"),  # Cyrillic letters
+        ("https://bank.example@evil.example/", "https://bank.example@evil.example/"),
+        ("https://e.example/%E2%80%AEmoc.knab", "https://e.example/%E2%80%AEmoc.knab"),
+    ],
+)
+def test_no_letters_disguise_the_address_of_a_link(view, address, shown):
+    view._on_anchor_clicked(QUrl(address))
+    box = view.findChild(QMessageBox)
+    assert box.informativeText() == shown
+    box.button(QMessageBox.StandardButton.Cancel).click()
+
+
 def test_code_has_a_copy_button_that_copies_exactly_the_code(qtbot, view, monkeypatch):
     monkeypatch.setattr("app.gui.markdown.view._COPIED_MS", 100)
     view.set_markdown("```python\nx = 1\n\n  y = 2\n```\n")

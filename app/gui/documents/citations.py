@@ -19,7 +19,7 @@ from PySide6.QtWidgets import (
 
 from app.answer_facts import WebSource
 from app.gui.app_context import AppContext
-from app.gui.markdown.view import offer_link
+from app.gui.markdown.view import offer_link, shown_address
 from app.gui.reasons import error_message, translated
 from app.gui.widgets.basics import label, stack
 from app.gui.widgets.popups import largest_dialog
@@ -145,8 +145,9 @@ class SourcesCard(QFrame):
         for number, source in enumerate(sources[:_SHOWN_PASSAGES], 1):  # an imported chat may hold any number
             url = QUrl(source.url)
             title = shown_line((source.title or source.url)[:_SHOWN_TITLE])
-            words = f"[{number}] {title} · {url.host()[:_SHOWN_TITLE]}"
-            lines.append(_Source(words, url.toString()[:_SHOWN_URL], partial(offer_link, url, self)))
+            host = url.host(QUrl.ComponentFormattingOption.FullyEncoded)
+            words = f"[{number}] {title} · {host[:_SHOWN_TITLE]}"
+            lines.append(_Source(words, shown_address(url)[:_SHOWN_URL], partial(offer_link, url, self)))
         self.setLayout(stack(*lines, spacing=2, margins=(16, 8, 16, 8)))
 
 

@@ -464,6 +464,11 @@ class MarkdownView(QTextBrowser):
         offer_link(url, self)
 
 
+def shown_address(url: QUrl) -> str:
+    """The address as it is opened: no letter of another script or hidden character disguises its host."""
+    return url.toString(QUrl.ComponentFormattingOption.FullyEncoded)
+
+
 def offer_link(url: QUrl, parent: QWidget) -> None:
     """Ask whether to open a link that a model or a page wrote; it is shown in full."""
     if url.scheme().lower() not in _OPENABLE:
@@ -473,7 +478,7 @@ def offer_link(url: QUrl, parent: QWidget) -> None:
     box.setText(
         QCoreApplication.translate("MarkdownView", "The answer contains this link. Open it in your browser?")
     )
-    box.setInformativeText(url.toString())
+    box.setInformativeText(shown_address(url))
     box.setStandardButtons(QMessageBox.StandardButton.Open | QMessageBox.StandardButton.Cancel)
     box.setDefaultButton(QMessageBox.StandardButton.Cancel)
     box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
