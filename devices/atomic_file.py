@@ -73,6 +73,18 @@ def write_atomically(path: Path, raw: bytes, *, mode: int = 0o666, durable: bool
         raise
 
 
+def make_private(path: Path) -> None:
+    """Let only this user read a database; creates an empty file if there is none.
+
+    SQLite gives its log the permissions of the database. Errors are left to the program that opens it.
+    """
+    with contextlib.suppress(OSError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+            if file.exists():
+                file.chmod(file.stat().st_mode & 0o600)
+
+
 @contextlib.contextmanager
 def unfinished(target: Path) -> Iterator[Path]:
     """A free path in the folder of `target` for a file or folder that is renamed to it when it is complete.

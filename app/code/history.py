@@ -13,6 +13,7 @@ import apsw
 import msgspec
 
 from app.code.errors import NoSuchSession
+from devices.atomic_file import make_private
 from devices.msgspec_lock import learned
 from engine.core.json_store import JsonStore
 from engine.core.paths import Paths
@@ -165,10 +166,10 @@ class Sessions:
     @contextlib.contextmanager
     def _opened(self) -> Iterator[apsw.Connection]:
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(self._path)  # contains prompts and parts of files
         db = apsw.Connection(str(self._path))
         try:
             db.set_busy_timeout(5000)
-            self._path.chmod(0o600)  # contains prompts and parts of files: readable only by their owner
             db.execute(_SCHEMA)
             yield db
         finally:

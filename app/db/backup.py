@@ -8,6 +8,7 @@ import apsw
 
 from app.db import conversations, messages
 from app.db.errors import StoreUnreadable
+from devices.atomic_file import make_private
 
 _DAILY = re.compile(r"\d{8}")
 
@@ -32,6 +33,7 @@ def back_up(connection: apsw.Connection, path: Path, label: str) -> Path:
     target = folder(path) / f"{path.stem}-{label}.db"
     partial = target.with_suffix(".partial")
     partial.unlink(missing_ok=True)
+    make_private(partial)
     try:
         connection.execute("VACUUM INTO ?", (str(partial),))
         partial.replace(target)

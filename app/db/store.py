@@ -15,6 +15,7 @@ from app.db import backup
 from app.db.backup import back_up, backups
 from app.db.errors import StoreFromNewerVersion, StoreInUse, StoreUnwritable
 from app.db.records import Prompt
+from devices.atomic_file import make_private
 
 # Open the database: durability settings, health check, migration after a backup, and recovery.
 
@@ -90,6 +91,7 @@ def quarantine(path: Path) -> Path:
 
 
 def _connect(path: Path) -> apsw.Connection:
+    make_private(path)
     connection = apsw.Connection(str(path))
     connection.set_busy_timeout(2000)
     safe = tuple(int(part) for part in apsw.sqlite_lib_version().split(".")) >= _WAL_SAFE

@@ -7,6 +7,7 @@ from pathlib import Path
 import apsw
 
 from app.code.errors import JournalFromNewerVersion
+from devices.atomic_file import make_private
 
 # Adding a group deletes the oldest one: undo covers recent edits, git covers the rest.
 _MAX_GROUPS = 200
@@ -52,6 +53,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path)  # contains files of the project
         self._db = apsw.Connection(str(path))
         self._db.set_busy_timeout(5000)
         version = int(self._db.pragma("user_version"))

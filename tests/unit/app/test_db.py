@@ -1,3 +1,5 @@
+import contextlib
+import os
 import random
 
 import apsw
@@ -170,6 +172,23 @@ def test_a_damaged_file_is_kept_and_its_backup_restores_it(tmp_path, damage):
     assert len(messages.of_conversation(opened.connection, chat.id)) == 200
     assert opened.connection.pragma("integrity_check") == "ok"
     opened.connection.close()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+def test_only_this_user_can_read_the_chats_and_their_copies(tmp_path):
+    path = tmp_path / "chats.db"
+    earlier = os.umask(0o022)
+    try:
+        for _ in range(2):
+            with contextlib.closing(open_store(path).connection) as connection:
+                conversations.create(connection, title="Mine")
+                backup.back_up(connection, path, "today")
+                modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.rglob("*.*")}
+                assert modes == dict.fromkeys(modes, 0o600)
+                assert {"chats.db", "chats.db-wal", "chats-today.db"} <= modes.keys()
+            path.chmod(0o644)  # as an earlier version created it
+    finally:
+        os.umask(earlier)
 
 
 def test_a_damaged_backup_changes_nothing(tmp_path):
