@@ -17,7 +17,7 @@ from starlette.responses import FileResponse, Response
 
 from devices.atomic_file import sweep_unfinished, unfinished
 from engine.core.errors import InputFault
-from engine.core.json_store import JsonStore
+from engine.core.json_store import CorruptStateFile, JsonStore
 from engine.core.ownership import may_see, request_owner
 from engine.core.paths import Paths
 from engine.documents.errors import FileNotFound
@@ -66,8 +66,9 @@ class Files:
 
     def __init__(self, paths: Paths) -> None:
         self.folder = paths.state / "files"
+        self._list = paths.state / "files.json"
         self._store: JsonStore[dict[str, StoredFile]] = JsonStore(
-            paths.state / "files.json", dict[str, StoredFile], dict, private=True
+            self._list, dict[str, StoredFile], dict, private=True
         )
 
     def all(self) -> list[StoredFile]:
@@ -123,10 +124,15 @@ class Files:
                 raise FilesFull(len(files), most, total_bytes + num_bytes, most_bytes)
 
     def sweep(self) -> None:
-        """Delete what interrupted uploads and deletions left behind."""
+        """Delete what interrupted uploads and deletions left behind.
+
+        Without a list that can be read, or with one that was set aside as damaged, every file would look like that.
+        """
         sweep_unfinished(self.folder)
-        with contextlib.suppress(OSError), self._store.locked():
-            stored = self._store.get()
+        with contextlib.suppress(OSError, CorruptStateFile), self._store.locked():
+            stored = self._store.read()
+            if any(self._list.parent.glob(f"{self._list.name}.corrupt-*")):
+                return
             for folder in self.folder.iterdir():
                 if folder.name.startswith("file-") and folder.name not in stored:
                     shutil.rmtree(folder, ignore_errors=True)
