@@ -18,6 +18,8 @@ from engine.message_catalog.reasons import because
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 V = TypeVar("V")
+_LEFT: Final = "It is left as it is and read again next time."
+_SET_ASIDE: Final = "It is taken as empty, and kept aside when it is written next."
 # A stamp that no file has.
 _UNREAD: Final = (-1, -1, -1)
 
@@ -31,6 +33,23 @@ class CorruptStateFile(EnvironmentFault):
         super().__init__(because("state_file_damaged", path=str(path), why=reason))
         self.path = path
         self.reason = reason
+
+
+class NewerStateFile(CorruptStateFile, OSError):
+    """A state file is of a newer program. It is never written: an OSError for those who can do without it."""
+
+    code = "newer_state_file"
+
+    def __init__(self, path: Path, version: int, known: int) -> None:
+        newer = because("state_file_newer", path=str(path), version=version, known=known)
+        EnvironmentFault.__init__(self, newer)
+        self.path, self.reason = path, str(newer)
+
+
+class _Newer(ValueError):
+    def __init__(self, version: int) -> None:
+        super().__init__(version)
+        self.version = version
 
 
 class _Version(msgspec.Struct):
@@ -48,7 +67,8 @@ class JsonStore(Generic[T]):
     If another process changes the file, it is read again. Use `change`, or `locked`, to write a value that depends
     on the one read; otherwise a change by another process may be lost. Files without a version have the first
     format. The returned value is shared: change only a copy. An unreadable file is never lost: the next `put`
-    renames it. What can be measured again is not `durable`: a power cut may lose it.
+    renames it, or refuses if it is of a newer program. What can be measured again is not `durable`: a power cut may
+    lose it.
     """
 
     def __init__(
@@ -94,10 +114,9 @@ class JsonStore(Generic[T]):
             try:
                 return self.read()
             except CorruptStateFile as error:
-                if self._missed is not None:
-                    log.warning("%s It is left as it is and read again next time.", error)
-                elif error is not previous:
-                    log.warning("%s It is taken as empty, and kept aside when it is written next.", error)
+                if self._missed is not None or error is not previous:
+                    is_left = self._missed is not None or isinstance(error, NewerStateFile)
+                    log.warning("%s %s", error, _LEFT if is_left else _SET_ASIDE)
                 return self._empty()
 
     @contextlib.contextmanager
@@ -139,8 +158,8 @@ class JsonStore(Generic[T]):
     def put(self, value: T) -> None:
         """Replace the value without looking at the old one.
 
-        Raises: OSError: writing failed, or the last read failed, so that `value` would be based on nothing. The
-        file is then unchanged.
+        Raises: OSError: writing failed, or the last read failed, so that `value` would be based on nothing, or the
+        file is of a newer program. It is then unchanged.
         """
         with self._lock:
             if self.path is not None:
@@ -150,6 +169,8 @@ class JsonStore(Generic[T]):
                 missed, self._missed = missed or self._missed, None
                 if missed is not None:
                     raise OSError(missed.errno, missed.strerror, str(self.path)) from missed
+                if isinstance(self._damage, NewerStateFile):
+                    raise self._damage
                 if self._damage is not None:
                     self.path.replace(self.path.with_name(f"{self.path.name}.corrupt-{int(time.time())}"))
                 raw = msgspec.json.encode(_Envelope(self._version, value))
@@ -180,6 +201,8 @@ class JsonStore(Generic[T]):
         except OSError as error:  # temporary, for lack of descriptors or memory: the file may be fine
             self._stamp, self._missed = None, error
             raise CorruptStateFile(path, error.strerror or str(error)) from error
+        except _Newer as error:
+            self._damage = NewerStateFile(path, error.version, self._version)
         except (ValueError, RecursionError) as error:
             self._damage = CorruptStateFile(path, str(error).rstrip("."))
 
@@ -191,9 +214,7 @@ class JsonStore(Generic[T]):
         if version is None:
             return msgspec.json.decode(raw, type=learned(self._kind))
         if version > self._version:
-            raise msgspec.ValidationError(
-                f"it has form {version} of a newer program, {self._version} is known here"
-            )
+            raise _Newer(version)
         envelope: _Envelope[T] = msgspec.json.decode(raw, type=learned(self._envelope))
         return envelope.data
 

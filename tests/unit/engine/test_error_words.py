@@ -7,7 +7,7 @@ import pytest
 from devices.errors import Cancelled, PackRefused, PoolExceeded
 from engine.chat import template
 from engine.core.errors import RunnerDied, fact_of, reason_for
-from engine.core.json_store import CorruptStateFile
+from engine.core.json_store import CorruptStateFile, NewerStateFile
 from engine.documents import errors as documents
 from engine.energy.meter import NeverAtRest
 from engine.library import errors as library
@@ -105,6 +105,10 @@ OLD = (
     ),
     (Stopping(), "The server is stopping; try again when it is back."),
     (CorruptStateFile(Path("a.json"), "no JSON"), "a.json cannot be read: no JSON."),
+    (
+        NewerStateFile(Path("a.json"), 2, 1),
+        "a.json is of a newer Tessera (form 2; 1 is known here). Use that one, or move the file.",
+    ),
     (TooManyFailures(9), "Too many wrong keys from this address; try again in 9 s."),
     (refusal("box", 429, b'{"error": "full"}'), "box accepts no more requests now: full"),
     (refusal("box", 500, b'{"error": "broken"}'), "box failed (500): broken"),

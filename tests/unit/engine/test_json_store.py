@@ -14,7 +14,7 @@ import pytest
 
 from devices import atomic_file
 from devices.atomic_file import write_atomically
-from engine.core.json_store import CorruptStateFile, JsonStore
+from engine.core.json_store import CorruptStateFile, JsonStore, NewerStateFile
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -73,7 +73,6 @@ def test_what_another_process_wrote_is_seen(file):
         b"\xff",
         b'["\xe5"]',
         b"[" * 100_000,
-        b'{"version": 9, "data": []}',
         b'{"version": 1}',
         b'[{"size": 1}]',
     ],
@@ -90,6 +89,24 @@ def test_a_file_that_cannot_be_read_is_told_and_kept_aside(file, raw, caplog):
     (aside,) = file.parent.glob("rows.json.corrupt-*")
     assert aside.read_bytes() == raw
     assert store(file).read() == kept.read() == [Row("new")]
+
+
+def test_a_file_of_a_newer_program_is_left_as_it_is(file, caplog):
+    raw = b'{"version": 9, "data": [{"name": "a", "colour": "red"}]}'
+    write_atomically(file, raw)
+    kept = store(file)
+    with pytest.raises(NewerStateFile, match="form 9; 1 is known here"):
+        kept.read()
+    assert kept.get() == []
+    for write in (kept.put, lambda rows: kept.change(lambda _: rows)):
+        with pytest.raises(OSError, match="newer Tessera"):
+            write([Row("new")])
+    assert file.read_bytes() == raw
+    assert not list(file.parent.glob("*corrupt*"))
+    assert "left as it is" in caplog.text
+    file.unlink()
+    kept.put([Row("new")])
+    assert store(file).read() == [Row("new")]
 
 
 def test_a_write_that_fails_leaves_the_old_file(file, monkeypatch):
