@@ -54,6 +54,11 @@ def without_overrides(text: str) -> str:
     return text.translate(_OVERRIDES)
 
 
+def plain_tip(text: str) -> str:
+    """A tooltip that stays text. Qt shows what looks like HTML as HTML, and loads the pictures that it names."""
+    return without_overrides(text).replace("<", "<\u2060").replace("&lt;", "&\u2060lt;")
+
+
 def without_ticks(text: str) -> str:
     """Show code between backticks in the quotation marks of the window's language, for example “tessera doctor”."""
     return _CODE.sub(lambda match: QLocale().quoteString(match[1]), text)

@@ -15,6 +15,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.gui.formatted import plain_tip
 from app.gui.shortcuts import native_keys
 from app.gui.theme import Theme
 from app.gui.widgets.basics import PAGE_MARGIN, PAGE_WIDTH, SCROLL_BAR, clear, row
@@ -98,7 +99,7 @@ class Rail(TabList):
             tab.setText(entry.title)
             tab.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
             tab.setAccessibleName(entry.title)
-            tab.setToolTip(f"{entry.title} ({native_keys(f'Ctrl+{position + 1}')})")
+            tab.setToolTip(plain_tip(f"{entry.title} ({native_keys(f'Ctrl+{position + 1}')})"))
             tab.setFocusPolicy(Qt.FocusPolicy.TabFocus)
             tab.clicked.connect(lambda _=False, name=entry.name: self.chosen.emit(name))
             self._group.addButton(tab)

@@ -389,7 +389,7 @@ class BenchPage(Page):
             ]
             for column, cell in enumerate(cells):
                 item = QTableWidgetItem(cell)
-                item.setToolTip(cell)
+                item.setToolTip(formatted.plain_tip(cell))
                 self.table.setItem(line, column, item)
         self._select(selected)
         self._before.setVisible(bool(self._results))

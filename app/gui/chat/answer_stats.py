@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QLabel, QSizePolicy
 from app.answer_facts import AnswerFacts
 from app.client import ChatResponse
 from app.db.records import Message
+from app.gui.formatted import plain_tip
 from app.gui.reasons import translated
 from app.gui.widgets.basics import LabelKind
 from engine.api.chat import Timings, Usage
@@ -127,4 +128,4 @@ class FactsLine(QLabel):
             shown = _BETWEEN.join(self._facts[:count]) + _MORE
         if shown != self.text():
             self.setText(shown)
-        self.setToolTip(whole if shown != whole else "")
+        self.setToolTip(plain_tip(whole) if shown != whole else "")

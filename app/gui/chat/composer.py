@@ -31,6 +31,7 @@ from app.db.records import Attachment
 from app.gui.background import Background
 from app.gui.chat.answer_stats import number
 from app.gui.chat.request import estimate_tokens
+from app.gui.formatted import plain_tip
 from app.gui.reasons import error_message
 from app.gui.theme import Theme
 from app.gui.widgets.basics import ElidedLabel, IconButton, button, clear, framed, holding, label, row, stack
@@ -140,7 +141,7 @@ class ContextMeter(QWidget):
             words = self.tr("Context: {used} of {total} tokens used, about {draft} by your draft").format(
                 used=number(used), total=number(total), draft=number(draft)
             )
-            self.setToolTip(words)
+            self.setToolTip(plain_tip(words))
             self.setAccessibleName(words)
         self.update()
 
@@ -468,7 +469,7 @@ class Composer(QFrame):
                 else self.tr("~{n} tokens").format(n=number(estimate_tokens(item.text)))
             )
             text = label(f"\u200e{item.name} · {size}", "small")  # keeps the size after a right-to-left name
-            text.setToolTip(item.text[:2000])
+            text.setToolTip(plain_tip(item.text[:2000]))
             remove = IconButton(
                 self._theme, "close", self.tr("Remove {name}").format(name=item.name), self._remover(item), size=12
             )
@@ -477,7 +478,7 @@ class Composer(QFrame):
             tokens = number(sum(estimate_tokens(item.text) for item in more))
             words = self.tr("{n} more files · ~{tokens} tokens").format(n=number(len(more)), tokens=tokens)
             text = label(words, "small")
-            text.setToolTip("\n".join(item.name for item in more[:_NAMED]))
+            text.setToolTip(plain_tip("\n".join(item.name for item in more[:_NAMED])))
             self._chips.add(self._chip(text, button(self.tr("Remove all files"), self._remove_all, "link")))
         self._chips.setVisible(bool(self.attachments or self._source))
         self._refresh()
@@ -528,7 +529,7 @@ class Composer(QFrame):
         if self._queues:
             hint = self.tr("Enter sends · Shift+Enter for a new line")
             self._hint.setText(self.tr("Enter sends it after this answer") if self._busy else hint)
-        self._send.setToolTip(words)
+        self._send.setToolTip(plain_tip(words))
         self._send.setAccessibleName(words)
         self._show_send()
 

@@ -15,6 +15,7 @@ from app.db.memories import MAX_MEMORIES, MAX_MEMORY_CHARS, MemoryRefused
 from app.db.records import Folder, Memory
 from app.gui.app_context import AppContext
 from app.gui.chat.answer_stats import number
+from app.gui.formatted import plain_tip
 from app.gui.reasons import error_message
 from app.gui.widgets.basics import (
     Banner,
@@ -125,7 +126,7 @@ class MemoryDialog(QDialog):
         when = QLocale().toString(
             QDateTime.fromSecsSinceEpoch(int(memory.created_s)), QLocale.FormatType.ShortFormat
         )
-        text.setToolTip(self.tr("Saved {when}").format(when=when))
+        text.setToolTip(plain_tip(self.tr("Saved {when}").format(when=when)))
         where = ComboBox()
         where.addItem(self.tr("Everywhere"), None)
         for folder in self._folders:
@@ -222,7 +223,7 @@ class UsedMemory(QFrame):
         joined = " · ".join(facts)
         shown = joined if len(joined) <= _USED_CHARS else joined[:_USED_CHARS] + "…"
         text = label(self.tr("Used memory: {facts}").format(facts=shown), "small", wrap=True)
-        text.setToolTip("\n".join(facts)[:_TOOLTIP_CHARS])
+        text.setToolTip(plain_tip("\n".join(facts)[:_TOOLTIP_CHARS]))
         edit = button(self.tr("Memory…"), lambda: MemoryDialog(services, self.window()).open(), "link")
         line = row(text, edit, spacing=8, margins=(16, 8, 16, 8), grow=0)
         self.setLayout(line)

@@ -196,13 +196,12 @@ class MessageWidget(ColumnItem):
             chips = Flow()
             for item in self.message.attachments[:MOST_CHIPS]:
                 chip = label(item.name, "chip")
-                chip.setToolTip(
-                    self.tr("{n} characters in the context").format(n=len(item.text)) if item.text else ""
-                )
+                length = self.tr("{n} characters in the context").format(n=len(item.text))
+                chip.setToolTip(formatted.plain_tip(length) if item.text else "")
                 chips.add(chip)
             if more := self.message.attachments[MOST_CHIPS:]:
                 chip = label(self.tr("{n} more files").format(n=formatted.whole(len(more))), "chip")
-                chip.setToolTip("\n".join(item.name for item in more))
+                chip.setToolTip(formatted.plain_tip("\n".join(item.name for item in more)))
                 chips.add(chip)
             self._column.addLayout(row(1, chips))
         # Next to the bubble: below it they would take vertical space even while hidden.

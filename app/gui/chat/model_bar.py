@@ -103,8 +103,8 @@ class ModelBar(QWidget):
             self.second.addItem(choice.title, choice.id)
         self.second.setCurrentIndex(max(self.second.findData(previous), 0) if others else -1)
         self.compare.setEnabled(bool(others))
-        words = self.tr("Compare with a second model")
-        self.compare.setToolTip(words if others else self.tr("A second model is needed to compare"))
+        compares, lacks = self.tr("Compare with a second model"), self.tr("A second model is needed to compare")
+        self.compare.setToolTip(formatted.plain_tip(compares if others else lacks))
         if not others:
             self.compare.setChecked(False)
         elif self.compare.isChecked() and self.second.currentData() != previous:

@@ -234,7 +234,7 @@ class Sidebar(QFrame):
             groups[folder.id] = self._group(folder.name, folder.id)
         for row_ in rows:
             item = QStandardItem(row_.title or self.tr("Untitled"))
-            item.setToolTip(row_.title)
+            item.setToolTip(formatted.plain_tip(row_.title))
             item.setData(row_.id, ID)
             key = _group_of(row_)
             if key == "archived":

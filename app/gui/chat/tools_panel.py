@@ -17,6 +17,7 @@ from app.evals.tool_calls.run import CaseResult, Certificate, CertificateStore, 
 from app.evals.tool_calls.suite import suite
 from app.gui.app_context import AppContext
 from app.gui.chat.memory import MemoryDialog
+from app.gui.formatted import plain_tip
 from app.gui.reasons import error_message, known_text
 from app.gui.widgets.basics import IconButton, button, clear, label, row, scrolled, set_kind, stack, when_released
 from app.gui.widgets.popups import ComboBox, largest_dialog
@@ -156,7 +157,7 @@ class ToolsPanel(SidePanel):
         holder = QWidget()
         shown = source.detail if len(source.detail) <= _MAX_SHOWN else source.detail[:_MAX_SHOWN] + "…"
         detail = label(built_in_words(source.name)[1] or shown, "small", wrap=True)
-        detail.setToolTip(built_in_words(source.name)[1] or source.detail)
+        detail.setToolTip(plain_tip(built_in_words(source.name)[1] or source.detail))
         column = stack(top, detail, spacing=2)
         if not source.built_in:
             self._add_tools(column, source)
@@ -194,7 +195,8 @@ class ToolsPanel(SidePanel):
             words = self.tr("Connecting…") if name in self._probed else self.tr("Test and list its tools")
             test = button(words, partial(self._test, name), "link")
             test.setEnabled(name not in self._probed)
-            test.setToolTip(self.tr("Starts or contacts this server now: {where}").format(where=source.detail))
+            tip = self.tr("Starts or contacts this server now: {where}").format(where=source.detail)
+            test.setToolTip(plain_tip(tip))
             test.setAccessibleName(self.tr("Test {name}").format(name=name))
             column.addWidget(test)
             return
@@ -214,7 +216,7 @@ class ToolsPanel(SidePanel):
             never = decisions.get(spec.name)
             switch = QCheckBox(shown_line(short_name(name, spec.name)).replace("&", "&&"))
             switch.setChecked(never is None or never.decision != "never")
-            switch.setToolTip(spec.description)
+            switch.setToolTip(plain_tip(spec.description))
             switch.setAccessibleName(
                 self.tr("{tool} of {name}").format(tool=short_name(name, spec.name), name=name)
             )

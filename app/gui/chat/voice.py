@@ -94,7 +94,7 @@ class RecordingSign(QFrame):
         self.words.setText(self.tr("Listening · English"))
         self.words.setAccessibleName(self.tr("The microphone is on. What you say becomes text in your message."))
         name = device or self.tr("System's microphone")
-        self.device.setToolTip(f"{self.tr('Choose the microphone')}: {name}")
+        self.device.setToolTip(formatted.plain_tip(f"{self.tr('Choose the microphone')}: {name}"))
         for widget in (self.meter, self.device, self.stop):
             widget.show()
         self.meter.show_level(0.0)

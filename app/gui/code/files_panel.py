@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QHeaderView, QTreeWidget, QTreeWidgetItem, QTreeWi
 from app.code.edits.reviews import InlineHunk
 from app.gui.app_context import AppContext
 from app.gui.code.source_view import NEXT, PREVIOUS, Selected, SourceText, SourceView, source_text
+from app.gui.formatted import plain_tip
 from app.gui.reasons import error_message
 from app.gui.shortcuts import native_keys
 from app.gui.theme import Theme
@@ -303,8 +304,8 @@ class FileTree(QTreeWidget):
         colour = _SIGN_COLOURS.get(sign or self._around.get(path, ""), "muted")
         item.setIcon(0, self._theme.icon(self._icon_of(path), colour))
         item.setText(1, sign)
-        item.setToolTip(1, why)
-        item.setToolTip(0, f"{path}: {why}" if why else path)
+        item.setToolTip(1, plain_tip(why))
+        item.setToolTip(0, plain_tip(f"{path}: {why}" if why else path))
         item.setData(0, Qt.ItemDataRole.AccessibleTextRole, f"{item.text(0)}, {why}" if why else None)
 
     def _fill(self, item: QTreeWidgetItem) -> None:

@@ -142,7 +142,7 @@ class HistoryPanel(QWidget):
         self.list.clear()
         for session in self._sessions:
             item = QListWidgetItem(f"{session.title}\n{self._facts(session)}", self.list)
-            item.setToolTip("\n".join([session.title, *session.changed_files]))
+            item.setToolTip(formatted.plain_tip("\n".join([session.title, *session.changed_files])))
             item.setData(_ID, session.session_id)
             if session.session_id == selected:
                 self.list.setCurrentItem(item)

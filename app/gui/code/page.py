@@ -266,7 +266,7 @@ class CodePage(QWidget):
         self.dictation.cancel()
         self.banner.hide()  # its actions belong to the previous project
         self.folder.setText(f"{Path(folder).name} · {formatted.files(num_files)}")
-        self.folder.setToolTip(folder)
+        self.folder.setToolTip(formatted.plain_tip(folder))
         self._fit_folder()
         self.commit.show()
         self.new_session.show()
@@ -449,7 +449,8 @@ class CodePage(QWidget):
             tokens = self.tr("{n} tokens").format(n=formatted.whole(item.num_tokens))
             name = self._name_of(item)
             chip = button(f"{name} · {tokens} ✕", self._dropper(item.key), "quiet")
-            chip.setToolTip(f"{item.title}\n{known_text(item.reason)}\n{self.tr('Press to ask again without it')}")
+            tip = f"{item.title}\n{known_text(item.reason)}\n{self.tr('Press to ask again without it')}"
+            chip.setToolTip(formatted.plain_tip(tip))
             chip.setAccessibleName(self.tr("Skip %1").replace("%1", name))
             self.chips.add(chip)
         words = self.tr("About {used} of {budget} tokens.").format(

@@ -22,6 +22,7 @@ from app.code.edits.session import FileProposal, Proposal
 from app.code.edits.types import Applied, Hunk, Refused
 from app.gui.app_context import AppContext
 from app.gui.code.coloured import Coloured, coloured_lines, language_of, write_line
+from app.gui.formatted import plain_tip
 from app.gui.reasons import known_text
 from app.gui.theme import Theme
 from app.gui.widgets.basics import button, label, row, stack
@@ -124,7 +125,7 @@ class ReviewPanel(QWidget):
     def _item(self, text: str, hunk_id: int) -> QListWidgetItem:
         shown = "".join(char if char.isprintable() else "�" for char in text)
         item = QListWidgetItem(shown, self.hunks)
-        item.setToolTip(shown)
+        item.setToolTip(plain_tip(shown))
         item.setData(_ID, hunk_id)
         if hunk_id < 0:
             item.setFlags(Qt.ItemFlag.ItemIsEnabled)

@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
 
 from app.answer_facts import WebSource
 from app.gui.app_context import AppContext
+from app.gui.formatted import plain_tip
 from app.gui.markdown.view import offer_link, shown_address
 from app.gui.reasons import error_message, translated
 from app.gui.widgets.basics import label, stack
@@ -38,7 +39,7 @@ class _Source(QPushButton):
         self.setProperty("kind", "link")
         self._words = words
         self.setAccessibleName(words)
-        self.setToolTip(tip)
+        self.setToolTip(plain_tip(tip))
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         self._show(self.fontMetrics().horizontalAdvance(words))
         self.clicked.connect(lambda _checked=False: on_click())

@@ -177,7 +177,8 @@ class DocumentsPage(Page):
             )
             lines.append(text.format(number=formatted.whole(item.skipped)))
         labels: list[QWidget] = [label(line, "small", wrap=True) for line in lines]
-        labels[0].setToolTip(self.tr("The index takes {bytes}").format(bytes=formatted.size(item.index_bytes)))
+        size = self.tr("The index takes {bytes}").format(bytes=formatted.size(item.index_bytes))
+        labels[0].setToolTip(formatted.plain_tip(size))
         if (done := _done(item)) is not None:
             labels.insert(1, self._progress(done))
         ask = button(self.tr("Ask in a chat"), partial(self.chat_wanted.emit, item.id))

@@ -70,14 +70,11 @@ class ModelCard(QFrame):
         can_chat = model.format == "gguf" and {"chat", "completion"} & set(model.capabilities)
         chat.setEnabled(bool(usable and can_chat))
         fit.setEnabled(not unfit(model))
-        fit.setToolTip(unfit(model))
+        fit.setToolTip(formatted.plain_tip(unfit(model)))
         self._lead_to_original(fit)
         update = button(self.tr("Update"), lambda: self.update_pressed.emit(identity))
-        update.setToolTip(
-            self.tr("Downloads {size}. This version is kept until the newer one works.").format(
-                size=formatted.size(newer_bytes)
-            )
-        )
+        keeps = self.tr("Downloads {size}. This version is kept until the newer one works.")
+        update.setToolTip(formatted.plain_tip(keeps.format(size=formatted.size(newer_bytes))))
         if newer_bytes:
             chips.add(label(self.tr("Newer version on the hub"), "chip-ok"))
         for control, verb in (

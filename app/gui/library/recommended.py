@@ -75,7 +75,7 @@ class ListDate(QWidget):
         if not (starters.checked or services.checks_models or services.settings.now.flag("network.offline")):
             check = button(_tr("Check with Hugging Face"), self._check, "link")
             tip = _tr("Asks whether it has these models and how large they are, now and whenever they are offered.")
-            check.setToolTip(tip)
+            check.setToolTip(formatted.plain_tip(tip))
             line.addWidget(check)
         line.addStretch(1)
         self.setLayout(line)

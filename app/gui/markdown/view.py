@@ -35,6 +35,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QFrame, QMessageBox, QSizePolicy, QTextBrowser, QToolButton, QWidget
 
+from app.gui.formatted import plain_tip
 from app.gui.markdown import code_actions
 from app.gui.markdown.document import CodeRange, MarkdownDocument
 from app.gui.markdown.formats import CELLS, CODE_PADDING_UNITS, QUOTE, TABLE, Formats, code_header
@@ -82,7 +83,7 @@ class MarkdownView(QTextBrowser):
         )
         self.viewport().setAutoFillBackground(False)
         self.anchorClicked.connect(self._on_anchor_clicked)
-        self.highlighted.connect(lambda url: self.setToolTip(url.toString()))
+        self.highlighted.connect(lambda url: self.setToolTip(plain_tip(shown_address(url))))
         # Use a separate document: the wrapper of the built-in one becomes invalid when one of its lists is deleted.
         self._document = QTextDocument(self)
         self.setDocument(self._document)
@@ -290,7 +291,7 @@ class MarkdownView(QTextBrowser):
     def _code_button(self, icon: str, words: str) -> QToolButton:
         button = QToolButton(self.viewport())
         button.setIcon(self._theme.icon(icon, "muted"))
-        button.setToolTip(words)
+        button.setToolTip(plain_tip(words))
         button.setAccessibleName(words)
         button.setCursor(Qt.CursorShape.ArrowCursor)
         return button

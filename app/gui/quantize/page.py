@@ -228,7 +228,7 @@ class FitPage(Page):
             self.model.addItem(f"{item.name} · {formatted.size(item.size_bytes)}", item.id)
             if item not in choosable:
                 index = self.model.count() - 1
-                self.model.setItemData(index, unfit(item), Qt.ItemDataRole.ToolTipRole)
+                self.model.setItemData(index, formatted.plain_tip(unfit(item)), Qt.ItemDataRole.ToolTipRole)
                 self.model.setItemData(index, 0, Qt.ItemDataRole.UserRole - 1)  # Qt's internal role for item flags
         self._none.setVisible(not choosable)
         self._choices.setVisible(bool(choosable))

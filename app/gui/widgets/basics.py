@@ -38,7 +38,7 @@ from PySide6.QtWidgets import (
 from shiboken6 import isValid
 
 from app.gui.animations import appear
-from app.gui.formatted import without_overrides
+from app.gui.formatted import plain_tip, without_overrides
 from app.gui.theme import Theme
 
 # The page grid: maximum column width, margin, and the space reserved for a scroll bar.
@@ -59,7 +59,7 @@ def label(
     result = QLabel(without_overrides(text), textFormat=Qt.TextFormat.PlainText)
     result.setProperty("kind", kind)
     result.setWordWrap(wrap)
-    result.setToolTip(tip)
+    result.setToolTip(plain_tip(tip))
     if kind.startswith("chip"):
         result.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
     if selectable:
@@ -91,7 +91,7 @@ def button(
     """A push button. `kind` is primary, danger, link or empty; `name` is for screen readers."""
     result = _Button(text)
     result.setAccessibleName(name)
-    result.setToolTip(tip)
+    result.setToolTip(plain_tip(tip))
     result.setProperty("kind", kind)
     result.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
     if on_click is not None:
@@ -127,7 +127,7 @@ class IconButton(QToolButton):
             self.clicked.connect(lambda _checked=False: on_click())
 
     def set_words(self, words: str) -> None:
-        self.setToolTip(words)
+        self.setToolTip(plain_tip(words))
         self.setAccessibleName(words)
 
     def set_icon(self, icon: str, colour: str | None = None) -> None:
@@ -592,9 +592,9 @@ class ElidedLabel(QLabel):
     def paintEvent(self, _event: QPaintEvent) -> None:
         shown = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideMiddle, self.width())
         tip = self.text() if shown != self.text() else ""
-        if tip != self._tip == self.toolTip():  # a tooltip that was set for the label stays
-            self._tip = tip
-            self.setToolTip(tip)
+        if plain_tip(tip) != self._tip == self.toolTip():  # a tooltip that was set for the label stays
+            self._tip = plain_tip(tip)
+            self.setToolTip(plain_tip(tip))
         painter = QPainter(self)
         painter.setPen(self.palette().color(self.foregroundRole()))
         painter.drawText(self.rect(), QStyle.visualAlignment(self.layoutDirection(), self.alignment()), shown)

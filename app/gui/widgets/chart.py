@@ -83,7 +83,7 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
         if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
             words_ = self._label_at(QPointF(event.pos()))
             if words_:
-                QToolTip.showText(event.globalPos(), words_, self)
+                QToolTip.showText(event.globalPos(), formatted.plain_tip(words_), self)
             else:
                 QToolTip.hideText()
             return True

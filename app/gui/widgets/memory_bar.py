@@ -50,7 +50,9 @@ class MemoryBar(QWidget):
         self._shares, self._total = shares, total
         text = ", ".join(f"{share.name} {formatted.size(share.num_bytes)}" for share in shares)
         free = max(0, total - sum(share.num_bytes for share in shares))
-        self.setToolTip(self.tr("{text}, free {free}").format(text=text, free=formatted.size(free)))
+        self.setToolTip(
+            formatted.plain_tip(self.tr("{text}, free {free}").format(text=text, free=formatted.size(free)))
+        )
         self.setAccessibleName(self.toolTip())
         self.update()
 
@@ -82,7 +84,7 @@ class MemoryBar(QWidget):
             for share in self._shares:
                 left += self.width() * share.num_bytes / self._total if self._total else 0
                 if event.pos().x() < left:
-                    QToolTip.showText(event.globalPos(), share.tip, self)
+                    QToolTip.showText(event.globalPos(), formatted.plain_tip(share.tip), self)
                     return True
         return super().event(event)
 
@@ -131,7 +133,7 @@ class _LegendEntry(QWidget):
         layout.setSpacing(6)
         layout.addWidget(Swatch(10, 3, partial(owner_colour, theme, share.owner)))
         layout.addWidget(label(f"{share.name} · {formatted.size(share.num_bytes)}", "small"))
-        self.setToolTip(share.tip)
+        self.setToolTip(formatted.plain_tip(share.tip))
 
 
 def owner_colour(theme: Theme, owner: str) -> QColor:

@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHeaderView, QSizePolicy, QTableWidget, QTableWidgetItem
 
+from app.gui.formatted import plain_tip
 from app.gui.theme import Theme
 
 _NARROWEST = 48
@@ -68,11 +69,11 @@ class PlainTable(QTableWidget):
                 if item is None:
                     item = QTableWidgetItem(text)
                     item.setTextAlignment(self._alignment(column))
-                    item.setToolTip(text)
+                    item.setToolTip(plain_tip(text))
                     self.setItem(number, column, item)
                 elif item.text() != text:
                     item.setText(text)
-                    item.setToolTip(text)
+                    item.setToolTip(plain_tip(text))
         self._fit()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -97,7 +98,8 @@ class PlainTable(QTableWidget):
         for row, cells in enumerate(self.texts()):
             first = self.item(row, 0)
             if first is not None:
-                first.setToolTip("\n".join([cells[0], *(f"{self._columns[n]}: {cells[n]}" for n in hidden)]))
+                lines = [cells[0], *(f"{self._columns[n]}: {cells[n]}" for n in hidden)]
+                first.setToolTip(plain_tip("\n".join(lines)))
 
     def texts(self) -> list[list[str]]:
         """The visible cells."""

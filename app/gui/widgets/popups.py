@@ -23,6 +23,7 @@ from PySide6.QtWidgets import (
 )
 from shiboken6 import isValid
 
+from app.gui.formatted import plain_tip
 from app.gui.reasons import exact
 from app.gui.theme import Theme
 from app.gui.widgets.basics import Banner, button, label, stack
@@ -147,7 +148,7 @@ class ComboBox(QComboBox):
         room = self.style().subControlRect(control, option, field, self).width() - 2 * _TEXT_INSET
         words = self.currentText()
         option.currentText = self.fontMetrics().elidedText(words, Qt.TextElideMode.ElideMiddle, room)
-        self.setToolTip(words if option.currentText != words else "")
+        self.setToolTip(plain_tip(words) if option.currentText != words else "")
         painter = QStylePainter(self)
         painter.drawComplexControl(control, option)
         painter.drawControl(QStyle.ControlElement.CE_ComboBoxLabel, option)

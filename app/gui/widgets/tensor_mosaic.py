@@ -180,7 +180,7 @@ class Mosaic(QWidget):
         if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
             for box, tile in self._boxes:
                 if box.contains(event.pos()):
-                    QToolTip.showText(event.globalPos(), tile.tip, self)
+                    QToolTip.showText(event.globalPos(), formatted.plain_tip(tile.tip), self)
                     return True
             QToolTip.hideText()
             return True
