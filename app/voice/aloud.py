@@ -163,6 +163,11 @@ def language_of(text: str) -> str:
 _FREQUENT: Final[Mapping[str, frozenset[str]]] = {name: frozenset(text.split()) for name, text in _WORDS.items()}
 
 
+# The time grows with the length of the text, also if many marks open formulas and none ends one.
+_FORMULA: Final = re.compile(r"\$\$.+?\$\$|\\\[(?:(?!\\\[).)+?\\\]", re.DOTALL)
+_SHORT_FORMULA: Final = re.compile(r"\\\(((?:(?!\\\().)+?)\\\)|(?<!\w)\$([^$\n]+)\$(?!\w)")
+
+
 def spoken_text(markdown: str, words: Callable[[str], str]) -> str:
     """The sentences of an answer to read aloud, without symbols, addresses, code, formulas and tables.
 
@@ -170,7 +175,7 @@ def spoken_text(markdown: str, words: Callable[[str], str]) -> str:
     """
     from markdown_it import MarkdownIt
 
-    without_formulas = re.sub(r"\$\$.+?\$\$|\\\[.+?\\\]", f"\n\n{words('formula')}\n\n", markdown, flags=re.DOTALL)
+    without_formulas = _FORMULA.sub(f"\n\n{words('formula')}\n\n", markdown)
     tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(without_formulas)
     lines: list[str] = []
     in_table = False
@@ -197,7 +202,7 @@ def _inline(tokens: "list[Token]", words: Callable[[str], str]) -> str:
         elif token.type == "image":
             out.append(token.content or words("image"))
     text = re.sub(r"https?://(?:www\.)?([^/\s)]+)\S*", r"\1", "".join(out))
-    return re.sub(r"\\\((.+?)\\\)|(?<!\w)\$([^$\n]+)\$(?!\w)", r"\1\2", text).strip()
+    return _SHORT_FORMULA.sub(r"\1\2", text).strip()
 
 
 def _ended(line: str) -> str:

@@ -2,6 +2,7 @@
 
 import io
 import threading
+import time
 import wave
 from dataclasses import dataclass
 
@@ -152,6 +153,13 @@ def test_language_of_a_text(text, language):
 
 def test_the_setting_offers_the_languages_that_are_told_apart():
     assert BY_NAME["voice.language"].choices == ("automatic", *LANGUAGES)
+
+
+@pytest.mark.parametrize("mark", ["\\[", "\\(", "$$", "$a "])
+def test_marks_of_formulas_without_an_end_take_little_time(mark):
+    began = time.process_time()
+    spoken_text("word " + mark * 30_000, WORDS.__getitem__)
+    assert time.process_time() - began < 3
 
 
 def test_parts_are_whole_sentences_and_lose_nothing():
