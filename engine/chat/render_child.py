@@ -220,7 +220,13 @@ def _added(closed: str, opened: str) -> str:
     """The part of `opened` after the prefix that it shares with `closed`."""
     if opened.startswith(closed):
         return opened[len(closed) :]
-    shared = next((i for i, (a, b) in enumerate(zip(closed, opened, strict=False)) if a != b), len(closed))
+    shared, least_different = 0, min(len(closed), len(opened)) + 1
+    while shared + 1 < least_different:  # letter by letter, a long conversation would take seconds
+        middle = (shared + least_different) // 2
+        if closed[shared:middle] == opened[shared:middle]:
+            shared = middle
+        else:
+            least_different = middle
     return opened[shared:]
 
 

@@ -11,13 +11,14 @@ from engine.chat.render_protocol import RenderJob, RenderRefused, decode_answer,
 from engine.chat.template_messages import images
 from engine.chat.types import ChatTemplate, Message, Rendered, ToolDefinition
 from engine.core.errors import EnvironmentFault, InputFault
+from engine.core.ownership import request_owner
 from engine.message_catalog.reasons import because
 
 # A template that takes longer is stopped. Real ones take 0.2 to 5 ms.
 TIME_LIMIT_S: Final = 2.0
 # Memory for Python, Jinja and several copies of a 64 MiB prompt.
 MEMORY_LIMIT_BYTES: Final = 768 << 20
-# A template that was killed this often within the pause is not run again until the pause is over.
+# A template that was killed this often within the pause is not run again for the same owner until it is over.
 _KILLS_ALLOWED: Final = 2
 _PAUSE_S: Final = 60.0
 _RESERVED: Final = frozenset({"messages", "tools", "add_generation_prompt", "self"})
@@ -66,7 +67,8 @@ class TemplateRenderer:
         self._client_waiting = 0
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
-        self._kills: dict[bytes, list[float]] = {}
+        # By the requests' owner and the template: when it was killed, and with how many bytes of conversation.
+        self._kills: dict[tuple[str, bytes], list[tuple[float, int]]] = {}
 
     async def render(
         self,
@@ -95,18 +97,19 @@ class TemplateRenderer:
             variables=_checked(dict(variables or {})),
         )
         _check_markers(job.messages)
-        key = hashlib.sha256((template.source or "").encode("utf-8", "surrogatepass")).digest()
-        self._check_kills(key)
+        source = (template.source or "").encode("utf-8", "surrogatepass")
+        key = request_owner.get(), hashlib.sha256(source).digest()
         try:
             body = encode(job)
         except (UnicodeEncodeError, TypeError, RecursionError, OverflowError) as error:
             raise InputFault(f"The conversation cannot be encoded: {error}", "messages") from None
+        self._check_kills(key, len(body))
         try:
             answer = decode_answer(
                 await (self._render_client_template(body) if by_client else self.child.ask(body))
             )
         except ChildFailed as failure:
-            raise self._blame(key, failure) from None
+            raise self._blame(key, len(body), failure) from None
         if isinstance(answer, RenderRefused):
             raise BadTemplate(answer.reason, answer.line, by_template=answer.by_template)
         rendered: Rendered = answer.rendered
@@ -130,22 +133,31 @@ class TemplateRenderer:
         self.child.close()
         self.client_child.close()
 
-    def _blame(self, key: bytes, failure: ChildFailed) -> InputFault | EnvironmentFault:
+    def _blame(self, key: tuple[str, bytes], num_bytes: int, failure: ChildFailed) -> InputFault | EnvironmentFault:
         if failure.timed_out:
             reason = f"it ran longer than {self._timeout_s:g} s and was stopped"
         elif failure.out_of_memory:
             reason = f"it needed more than {self._memory_bytes >> 20} MiB of memory and was stopped"
         else:
             return RenderChildLost(because("renderer_ended", code=failure.exit_code))
-        self._kills.setdefault(key, []).append(time.monotonic())
+        self._forget_kills()
+        self._kills.setdefault(key, []).append((time.monotonic(), num_bytes))
         return BadTemplate(reason)
 
-    def _check_kills(self, key: bytes) -> None:
-        recent = [at for at in self._kills.get(key, ()) if time.monotonic() - at < _PAUSE_S]
-        if len(recent) >= _KILLS_ALLOWED:
-            raise BadTemplate(f"it was stopped {len(recent)} times within a minute and is paused")
-        if key in self._kills:
-            self._kills[key] = recent
+    def _check_kills(self, key: tuple[str, bytes], num_bytes: int) -> None:
+        """Raise BadTemplate if the template was killed for this owner with conversations that are no longer.
+
+        A client with a huge conversation pauses the template neither for others nor for shorter ones.
+        """
+        self._forget_kills()
+        kills = sum(killed_bytes <= num_bytes for _, killed_bytes in self._kills.get(key, ()))
+        if kills >= _KILLS_ALLOWED:
+            raise BadTemplate(f"it was stopped {kills} times within a minute and is paused")
+
+    def _forget_kills(self) -> None:
+        since = time.monotonic() - _PAUSE_S
+        recent = {key: [kill for kill in kills if kill[0] > since] for key, kills in self._kills.items()}
+        self._kills = {key: kills for key, kills in recent.items() if kills}
 
 
 def _checked(variables: dict[str, Any]) -> dict[str, Any]:

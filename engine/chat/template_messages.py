@@ -134,14 +134,22 @@ def spell_calls(messages: Sequence[Message], dialect: Dialect) -> list[Message]:
 def spell_results(messages: Sequence[Message]) -> list[Message]:
     """Write results as user text, for a template without a tool role."""
     out: list[Message] = []
+    texts: list[str] = []  # of the results so far, joined at once: there may be thousands
+
+    def flush() -> None:
+        if texts:
+            out.append(Message(role="user", content="\n".join(texts)))
+            texts.clear()
+
     for message in messages:
         if message.role != "tool":
+            flush()
             out.append(message)
             continue
-        text = f"<tool_response>\n{flatten(message.content)}\n</tool_response>"
-        if out and out[-1].role == "user" and out[-1].text().startswith("<tool_response>"):
-            text = f"{out.pop().text()}\n{text}"
-        out.append(Message(role="user", content=text))
+        if not texts and out and out[-1].role == "user" and out[-1].text().startswith("<tool_response>"):
+            texts.append(out.pop().text())
+        texts.append(f"<tool_response>\n{flatten(message.content)}\n</tool_response>")
+    flush()
     return out
 
 
@@ -256,15 +264,21 @@ def _prefixed(message: Message, prefix: str) -> Message:
 
 def merge_turns(messages: Sequence[Message]) -> list[Message]:
     """Join adjacent messages of one role, for templates that require alternation."""
-    out: list[Message] = []
+    turns: list[list[Message]] = []
     for message in messages:
-        last = out[-1] if out else None
-        if last and last.role == message.role and message.role in {"user", "assistant"}:
-            text = "\n\n".join(filter(None, (flatten(last.content), flatten(message.content))))
-            out[-1] = msgspec.structs.replace(last, content=text, tool_calls=last.tool_calls + message.tool_calls)
+        if turns and turns[-1][0].role == message.role and message.role in {"user", "assistant"}:
+            turns[-1].append(message)
         else:
-            out.append(message)
-    return out
+            turns.append([message])
+    return [_merged(turn) for turn in turns]
+
+
+def _merged(turn: Sequence[Message]) -> Message:
+    if len(turn) == 1:
+        return turn[0]
+    text = "\n\n".join(filter(None, (flatten(message.content) for message in turn)))
+    calls = tuple(call for message in turn for call in message.tool_calls)
+    return msgspec.structs.replace(turn[0], content=text, tool_calls=calls)
 
 
 def translates(source: str) -> bool:

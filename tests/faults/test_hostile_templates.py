@@ -5,9 +5,12 @@ import time
 
 import pytest
 
+from engine.chat.render_child import _added
 from engine.chat.template import BadTemplate, TemplateRenderer, TooManyTemplates
+from engine.chat.template_messages import merge_turns, spell_results
 from engine.chat.types import ChatTemplate, Message
 from engine.core.errors import InputFault
+from engine.core.ownership import request_owner
 from tests.support.servers import runs, wait_for
 from tests.support.unhindered import Stopwatch
 
@@ -123,6 +126,58 @@ def test_an_endless_template_is_stopped_then_paused(renderer):
     assert renderer.child.pid is None, "a paused template must not start a child"
     render(renderer, None)
     assert renderer.child.pid != first
+
+
+def test_a_client_pauses_a_template_neither_for_others_nor_for_shorter_conversations():
+    renderer = TemplateRenderer(timeout_s=0.5)
+    loops = "{% for m in messages %}" * 3 + "{% endfor %}" * 3
+    template = ChatTemplate(source=loops + "{{ messages[0]['content'] }}")
+
+    def ask(owner, messages):
+        before = request_owner.set(owner)
+        try:
+            return asyncio.run(renderer.render(template, messages)).prompt
+        finally:
+            request_owner.reset(before)
+
+    try:
+        for _ in range(2):
+            with pytest.raises(BadTemplate, match="ran longer"):
+                ask("many", HELLO * 2000)
+        with pytest.raises(BadTemplate, match="paused"):
+            ask("many", HELLO * 2000)
+        assert ask("many", HELLO) == "hello"
+        assert ask("one", HELLO) == "hello"
+        with pytest.raises(BadTemplate, match="ran longer"):
+            ask("one", HELLO * 2000)
+    finally:
+        renderer.close()
+
+
+def test_thousands_of_messages_of_one_role_are_joined_in_time():
+    """A template that wants roles to alternate gets them joined; the others wait for the child meanwhile."""
+    began = time.process_time()
+    (joined,) = merge_turns([Message(role="user", content="x" * 1000)] * 20_000)
+    (results,) = spell_results([Message(role="tool", content="x" * 1000, tool_call_id="a")] * 20_000)
+    assert time.process_time() - began < 3
+    assert len(joined.content) == 20_000 * 1002 - 2
+    assert results.content.count("<tool_response>") == 20_000
+
+
+@pytest.mark.parametrize(
+    ("closed", "opened", "added"),
+    [
+        ("ab", "abc", "c"),
+        ("ab", "ac", "c"),
+        ("x", "ab", "ab"),
+        ("abc", "ab", ""),
+        ("", "a", "a"),
+        ("aXb", "aYb", "Yb"),
+    ],
+)
+def test_the_head_of_an_answer_is_what_the_prompts_do_not_share(closed, opened, added):
+    assert _added(closed, opened) == added
+    assert _added("long" * 1000 + closed, "long" * 1000 + opened) == added
 
 
 def test_a_killed_child_is_replaced(renderer):
