@@ -5,10 +5,11 @@ import logging
 import os
 import re
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Literal, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 # Read when huggingface_hub is imported: no telemetry, no update check, and no implicit token.
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
@@ -65,7 +66,12 @@ class HubClient:
     """One hub. `endpoint` defaults to HF_ENDPOINT, else huggingface.co; `token` defaults to `hub_token`."""
 
     def __init__(self, endpoint: str | None = None, token: str | None = None) -> None:
-        self.endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/")
+        address = (endpoint or os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/")
+        scheme, colon, rest = address.partition("://")
+        login, at, host = rest.partition("/")[0].rpartition("@")
+        # Messages, notes and answers contain the endpoint: a mirror's user and password are not part of it.
+        self.endpoint = f"{scheme}{colon}{host}{rest[len(login + at + host) :]}" if at else address
+        self._login = unquote(login)
         self._token: str | bool | None = token
 
     def __repr__(self) -> str:
@@ -83,6 +89,8 @@ class HubClient:
         headers: dict[str, str] = build_hf_headers(
             token=self.token, library_name="tessera", library_version=_VERSION
         )
+        if self._login and not self.token:
+            headers["authorization"] = f"Basic {b64encode(self._login.encode()).decode()}"
         return {**headers, "Accept-Encoding": "identity"}
 
     def file_url(self, repo: str, revision: str, file: str) -> str:

@@ -1,5 +1,6 @@
 """The hub client over real sockets against the fake hub: search, listings, names, refusals."""
 
+import base64
 import contextlib
 import gzip
 import hashlib
@@ -13,6 +14,7 @@ import time
 import pytest
 
 from engine.core.errors import InputFault
+from engine.jobs.jobs import JobContext
 from engine.library import errors
 from engine.library.hub import client as hub_client
 from engine.library.hub.client import HubClient
@@ -20,7 +22,7 @@ from engine.library.hub.file_selection import files_of
 from engine.library.hub.plan import RemoteFile, about, plan_repository
 from engine.library.hub.repository import choices_of, first_paragraph, is_safe_name, projectors_of
 from engine.library.hub.types import RepoFile, Repository
-from tests.support.fakes.downloads import SPARK
+from tests.support.fakes.downloads import SPARK, download
 from tests.support.fakes.fake_hub import FakeFile
 
 _CARD = """---
@@ -95,6 +97,20 @@ def test_storage_is_asked_without_the_users_token(hub, spark):
         f"{hub.storage}/org/Spark-GGUF/resolve/main/{file}", "org/Spark-GGUF", 0, 4
     ) as response:
         assert "authorization" not in response.request.headers
+
+
+def test_a_mirrors_password_is_sent_to_it_and_written_nowhere(hub, catalogue, spark):
+    client = HubClient(hub.endpoint.replace("://", "://ida:pass%21@"))
+    download(client, catalogue).run(JobContext())
+    sent = {headers.get("authorization") for _, path, headers in hub.requests if path.startswith("/api/")}
+    assert sent == {"Basic " + base64.b64encode(b"ida:pass!").decode()}
+    hub.faults.server_error = 9
+    with pytest.raises(errors.HubUnreachable) as caught:
+        client.repository("org/Spark-GGUF")
+    notes = b"".join(path.read_bytes() for path in catalogue.paths.models.rglob("*.json"))
+    for text in (client.endpoint, repr(client), str(caught.value), notes.decode()):
+        assert "pass" not in text
+        assert "127.0.0.1" in text
 
 
 def test_a_listing_has_sizes_hashes_and_choices(hub, client, spark):
