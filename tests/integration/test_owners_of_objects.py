@@ -156,6 +156,26 @@ def test_a_vector_store_takes_no_name_from_a_collection(clients, tmp_path):
     assert named["id"].startswith("col_")
 
 
+def test_names_of_collections_are_told_to_the_users_own_programs_only(clients, tmp_path):
+    (tmp_path / "a.txt").write_text("words")
+    body = {"name": "My divorce", "sources": [str(tmp_path)]}
+    assert clients["own"].post("/tessera/v1/collections", json=body).status_code == 201
+    search = {"type": "file_search", "vector_store_ids": ["nothing"]}
+    requests = {
+        "/v1/responses": {"model": MODEL, "input": "hi", "tools": [search]},
+        "/v1/chat/completions": {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "hi"}],
+            "collection": "x",
+        },
+    }
+    for path, sent_body in requests.items():
+        answers = {name: clients[name].post(path, json=sent_body) for name in ("one", "own")}
+        assert {answer.status_code for answer in answers.values()} == {404}
+        assert "My divorce" in answers["own"].text
+        assert "My divorce" not in answers["one"].text
+
+
 def test_one_keys_objects_do_not_evict_anothers(clients):
     kept, _ = conversation(clients["one"])
     for _ in range(520):

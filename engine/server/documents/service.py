@@ -241,8 +241,16 @@ class CollectionService:
     # ------------------------------------------------------------------ access control
 
     def allowed(self, key: str) -> OpenCollection:
-        """A collection that the current request may query. Raises: NoCollection, also if it lacks access."""
-        live = self.collections.live(key)
+        """A collection that the current request may query.
+
+        Raises: NoCollection, also if it lacks access; only the user's own programs get the names of the others.
+        """
+        try:
+            live = self.collections.live(key)
+        except NoCollection:
+            if is_own_program.get():
+                raise
+            raise NoCollection(key) from None
         shared = live.definition.open and may_see(live.definition.owner)
         if not shared and not is_own_program.get():
             raise NoCollection(key)
