@@ -40,10 +40,10 @@ class NewerStateFile(CorruptStateFile, OSError):
 
     code = "newer_state_file"
 
-    def __init__(self, path: Path, version: int, known: int) -> None:
-        newer = because("state_file_newer", path=str(path), version=version, known=known)
-        EnvironmentFault.__init__(self, newer)
-        self.path, self.reason = path, str(newer)
+    def __init__(self, path: Path, version: int, own_version: int) -> None:
+        fact = because("state_file_newer", path=str(path), version=version, own_version=own_version)
+        EnvironmentFault.__init__(self, fact)
+        self.path, self.reason = path, str(fact)
 
 
 class _Newer(ValueError):

@@ -208,8 +208,9 @@ def _members(path: Path) -> tuple[list[Path], Path | None]:
         return files, None
     folder = Path(candidate.folder)
     root = links_root(folder)
-    named = (p for p in sorted(folder.iterdir()) if p.name.endswith(_COMPANIONS) and not p.name.startswith("."))
-    companions = (p for p in named if _inside(p, root))  # no hidden file: a note could state a false origin
+    # A hidden note could state a false origin.
+    visible = (p for p in sorted(folder.iterdir()) if not p.name.startswith("."))
+    companions = (p for p in visible if p.name.endswith(_COMPANIONS) and _inside(p, root))
     deeper = [folder / _POOLING] if _inside(folder / _POOLING, root) else []
     return [*files, *(p for p in companions if p not in files), *deeper], folder
 

@@ -96,7 +96,7 @@ SERVER: Final = {
     "templates_wait": "{count} requests with their own templates are already waiting.",
     "renderer_ended": "The process that renders chat templates ended ({code}).",
     "state_file_damaged": "{path} cannot be read: {why}.",
-    "state_file_newer": "{path} is of a newer Tessera (form {version}; {known} is known here). Use that one, or move the file.",
+    "state_file_newer": "{path} is of a newer Tessera (form {version}; {own_version} is known here). Use that one, or move the file.",
     "key_name_length": "The name of a key has 1 to {most} characters.",
     "key_there": "There is already a key named {name!r}.",
     "too_many_keys": "There are already {most} keys.",

@@ -67,10 +67,10 @@ class HubClient:
 
     def __init__(self, endpoint: str | None = None, token: str | None = None) -> None:
         address = (endpoint or os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/")
-        scheme, colon, rest = address.partition("://")
-        login, at, host = rest.partition("/")[0].rpartition("@")
+        scheme, colon, location = address.partition("://")
+        login, at, host = location.partition("/")[0].rpartition("@")
         # Messages, notes and answers contain the endpoint: a mirror's user and password are not part of it.
-        self.endpoint = f"{scheme}{colon}{host}{rest[len(login + at + host) :]}" if at else address
+        self.endpoint = f"{scheme}{colon}{host}{location[len(login + at + host) :]}" if at else address
         self._login = unquote(login)
         self._token: str | bool | None = token
 

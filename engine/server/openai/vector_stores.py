@@ -73,10 +73,10 @@ class FileBatches:
 
     def get(self, store: str, batch: str) -> FileBatch:
         """The batch of a store with this id. Raises: FileNotFound."""
-        found = self._by_id.get(batch)
-        if found is None or found.store != store:
+        entry = self._by_id.get(batch)
+        if entry is None or entry.store != store:
             raise FileNotFound(f"There is no batch {batch!r} here.", "batch_id")
-        return found
+        return entry
 
 
 _batches = FileBatches()
@@ -399,12 +399,12 @@ def _store(live: OpenCollection) -> dict[str, Any]:
 
 
 def _batch(live: OpenCollection, batch: str) -> dict[str, Any]:
-    found = _batches.get(live.definition.id, batch)
-    counts = _counts(live, list(found.files))
+    entry = _batches.get(live.definition.id, batch)
+    counts = _counts(live, list(entry.files))
     return {
         "id": batch,
         "object": "vector_store.files_batch",
-        "created_at": int(found.created_at),
+        "created_at": int(entry.created_at),
         "vector_store_id": live.definition.id,
         "status": "in_progress" if counts["in_progress"] else "completed",
         "file_counts": counts,
