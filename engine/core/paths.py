@@ -42,9 +42,10 @@ def is_installed(path: Path) -> bool:
 
 @dataclass(eq=False)
 class Paths:
-    """The five folders of an installation. Each is created at the first write to it.
+    """The folders of an installation. Each is created at the first write to it.
 
     All parts of a server share one object, so that a job can change `models` when the files are in another folder.
+    `data` is the folder of programs that the user installed; by default it contains the models.
     """
 
     config: Path
@@ -52,11 +53,15 @@ class Paths:
     state: Path
     cache: Path
     logs: Path
+    data: Path | None = None
 
     @property
     def converter(self) -> Path:
-        """The folder of llama.cpp's converter and its packages, if the user installed it."""
-        return self.models.parent / "converter"
+        """The folder of llama.cpp's converter and its packages, if the user installed it.
+
+        Never next to a chosen models folder: a drive from elsewhere could have a program there.
+        """
+        return (self.data or self.models.parent) / "converter"
 
     @property
     def server_file(self) -> Path:
@@ -71,7 +76,8 @@ def user_paths() -> Paths:
     models = Path(folder).expanduser().absolute() if folder else None
     if home:
         root = Path(home).expanduser().absolute()
-        return Paths(root / "config", models or root / "models", root / "state", root / "cache", root / "logs")
+        models = models or root / "models"
+        return Paths(root / "config", models, root / "state", root / "cache", root / "logs", root)
     dirs = platformdirs.PlatformDirs("tessera", appauthor=False)
     return Paths(
         config=Path(dirs.user_config_dir),
@@ -79,4 +85,5 @@ def user_paths() -> Paths:
         state=Path(dirs.user_state_dir),
         cache=Path(dirs.user_cache_dir),
         logs=Path(dirs.user_log_dir),
+        data=Path(dirs.user_data_dir),
     )

@@ -54,6 +54,19 @@ def test_it_is_needed_then_used_and_its_file_joins_the_library(catalogue, tmp_pa
     assert any("modeling_own.py was not run" in note for note in done.notes)
 
 
+def test_no_program_next_to_a_chosen_models_folder_is_run(tmp_path, monkeypatch):
+    models = tmp_path / "stick" / "models"
+    models.mkdir(parents=True)
+    monkeypatch.setenv("TESSERA_MODELS_FOLDER", str(models))
+    stand_in(models.parent / "converter")
+    with contextlib.closing(Catalogue(user_paths())) as catalogue:
+        with pytest.raises(ConverterNeeded):
+            convert(catalogue, foreign_folder(tmp_path / "granite"))
+        before = catalogue.paths.converter
+        catalogue.paths.models = tmp_path / "moved"
+        assert catalogue.paths.converter == before
+
+
 @pytest.mark.parametrize(
     ("script", "error", "words"),
     [
