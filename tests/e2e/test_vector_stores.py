@@ -112,7 +112,7 @@ def test_metadata_cannot_take_the_place_of_attributes(client, store):
 def test_attributes_stay_with_other_metadata_and_go_with_their_file(client, server):
     sent = client.files.create(file=("a.txt", b"An eider dives."), purpose="assistants")
     made = client.vector_stores.create(name="birds", metadata={"who": "Ida"})
-    client.vector_stores.files.create(sent.id, vector_store_id=made.id, attributes={"year": 1998})
+    client.vector_stores.files.create(made.id, file_id=sent.id, attributes={"year": 1998})
     client.vector_stores.update(made.id, metadata={"who": "Ole"})
     assert client.vector_stores.retrieve(made.id).metadata == {"who": "Ole"}
     assert client.vector_stores.files.retrieve(sent.id, vector_store_id=made.id).attributes == {"year": 1998}
