@@ -85,7 +85,8 @@ class ResponseStore:
 
     def item(self, item_id: str, param: str) -> dict[str, Any]:
         """The newest input or output item with this id in the stored responses. Raises: ItemNotFound."""
-        for item, stored in reversed(self._items.get(item_id, [])):
+        entries = self._items.get(item_id, [])
+        for item, stored in entries[::-1]:
             if may_see(stored.owner):
                 return item
         raise ItemNotFound(item_id, param)
