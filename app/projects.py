@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Final
 
 from app.db.records import Folder
+from engine.documents.formats.pseudo_pages import decoded
+from engine.documents.types import BadDocument
 
 # Read if present, in this order. The second is skipped if it repeats or only references the first.
 INSTRUCTION_FILES: Final = ("AGENTS.md", "CLAUDE.md")
@@ -30,13 +32,13 @@ def folder_of(project: Folder | None) -> Path:
 
 
 def _read(path: Path) -> str:
-    """Read a text file; return "" if it does not exist. Does not follow a link out of its folder."""
+    """Read a text file in any encoding; return "" if there is none. Does not follow a link out of its folder."""
     try:
         if not path.is_file() or not path.resolve().is_relative_to(path.parent.resolve()):
             return ""
         with path.open("rb") as file:
-            text = file.read(_MAX_BYTES).decode("utf-8", "replace").strip()
-    except OSError:
+            text = decoded(file.read(_MAX_BYTES)).strip()
+    except (OSError, BadDocument):
         return ""
     if len(text) <= MAX_CHARS:
         return text

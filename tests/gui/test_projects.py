@@ -73,6 +73,14 @@ def test_instructions_are_bounded_and_stay_in_the_folder(tmp_path):
     assert instructions_of(Folder(1, "p", str(tmp_path / "gone"), "mine")) == "mine"
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "cp1252"])  # as editors and shells on Windows write it
+def test_instructions_in_other_encodings_are_read(tmp_path, encoding):
+    (tmp_path / "AGENTS.md").write_text("Grüße nur auf Deutsch.", encoding)
+    assert instructions_of(Folder(1, "p", str(tmp_path))) == "Grüße nur auf Deutsch."
+    (tmp_path / "AGENTS.md").write_bytes(b"\x7fELF\x02\0\0\0" * 64)
+    assert instructions_of(Folder(1, "p", str(tmp_path))) == ""
+
+
 def test_all_chats_go_out_and_come_back(qtbot, page, server, services, tmp_path):
     for title in ("One: a/b", "Two"):
         page.new_chat()
