@@ -5,6 +5,8 @@ from pathlib import PurePath
 from typing import Final
 
 MAX_FILE_BYTES: Final = 256 << 20
+# Text with an unknown extension that is larger is data (measurements, sequences, models), not a document.
+MAX_UNKNOWN_BYTES: Final = 4 << 20
 # Size limit for the kinds whose readers stream the file.
 MAX_STREAMED_BYTES: Final = 4 << 30
 STREAMED: Final = frozenset({"mbox", "pdf"})
@@ -72,6 +74,9 @@ def _kind(path: PurePath) -> str | None:
     return KINDS.get(suffix) if suffix else _NAMES.get(path.name.lower())
 
 
-def size_limit(kind: str) -> int:
-    """Maximum file size in bytes for a kind; larger files are skipped."""
+def size_limit(name: str, kind: str) -> int:
+    """Maximum size in bytes of a file of a kind; larger files are skipped."""
+    path = PurePath(name)
+    if path.suffix and _kind(path) is None:
+        return MAX_UNKNOWN_BYTES
     return MAX_STREAMED_BYTES if kind in STREAMED else MAX_FILE_BYTES

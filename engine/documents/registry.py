@@ -124,8 +124,8 @@ def read_file(
         title = Path(file.path).stem.replace("_", " ")
         ticket, size = store.begin(file.path, file.kind, file.size_bytes, file.mtime_ns, title), 0
         unread = 0
-    if file.size_bytes > size_limit(file.kind):
-        limit = size_limit(file.kind) >> 20
+    if file.size_bytes > size_limit(file.path, file.kind):
+        limit = size_limit(file.path, file.kind) >> 20
         store.add_pages(ticket, (), done=True, problem=f"it has {file.size_bytes >> 20} MiB, more than {limit}")
         return "done"
     for answer in reader.read(Path(file.path), file.kind, ticket.first):

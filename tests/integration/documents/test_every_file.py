@@ -77,6 +77,7 @@ LISTED = {
     "notes.txt.bak": b"cormorant",
     "film.mp4.part": b"cormorant",
     "uv.lock": b"cormorant",
+    "measured.dat": b"1.5 2.5 cormorant\n" * 300_000,
     "node_modules/left.txt": b"cormorant",
     "Build/notes.txt": b"cormorant",
     ".git/config": b"cormorant",
@@ -111,6 +112,7 @@ def test_every_file_is_read_or_listed(collections, tmp_path, monkeypatch):
     assert {Path(path).name for path in lost} == set(TEXTS)
     assert all(reasons.values())
     assert reasons[str(folder / "picture.PNG")] == reasons[str(folder / "scan.pdf")] == NEEDS_OCR
+    assert reasons[str(folder / "measured.dat")] == "it has 5 MiB, more than 4"
     counts = live.store.counts()
     assert counts.documents == len(TEXTS) + len(reasons) - counts.skipped
     assert len(live.store.documents(limit=1000)) == counts.documents
