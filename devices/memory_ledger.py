@@ -215,6 +215,13 @@ class Ledger:
             if owner in self._by_owner:
                 self._by_owner[owner] = replace(self._by_owner[owner], pid=pid, measured=measured)
 
+    def attach_to(self, owner: str, other: str) -> None:
+        """Count a reservation as memory that the process of `other` has allocated by now."""
+        with self._lock:
+            row, first = self._by_owner.get(owner), self._by_owner.get(other)
+            if row is not None and first is not None:
+                self._by_owner[owner] = replace(row, pid=first.pid, measured=first.measured)
+
     def record_measured(
         self,
         owner: str,
@@ -303,10 +310,28 @@ class Ledger:
             return _on_device(device, self._free(machine, exclude))
 
     def reservations(self) -> tuple[Reservation, ...]:
-        """Current reservations, with new measurements if the process is known."""
+        """Current reservations, with new measurements if the process is known: at the first one of each process."""
         with self._lock:
             reservations = tuple(self._by_owner.values())
-        return tuple(replace(r, measured=self._measure(r.pid) or r.measured) if r.pid else r for r in reservations)
+        rows: list[Reservation] = []
+        pids: set[int] = set()
+        for row in reservations:
+            if row.pid is None:
+                rows.append(row)
+            elif row.pid in pids:
+                rows.append(replace(row, measured=None))
+            else:
+                pids.add(row.pid)
+                rows.append(replace(row, measured=self._measure(row.pid) or row.measured))
+        return tuple(rows)
+
+    def ram_in_use(self, machine: Machine) -> int:
+        """RAM that the loads hold now, with what drivers of integrated GPUs map of it."""
+        return sum(
+            row.measured.pss_bytes + sum(_mapped(row, machine).values())
+            for row in self.reservations()
+            if row.measured is not None
+        )
 
     def pools(self, machine: Machine | None = None) -> tuple[Pool, ...]:
         """The machine's current pools."""
@@ -315,8 +340,9 @@ class Ledger:
     def _free(self, machine: Machine, exclude: str) -> dict[str, int]:
         """Pool id → bytes that a new load may take; also what drivers let integrated GPUs map of RAM."""
         capacities, free, unread = _without_loads(machine)
+        resident: dict[str, int] = {}
         for reservation in self._by_owner.values():
-            memory = self._measure(reservation.pid) if reservation.pid else None
+            memory = self._own_memory(reservation, resident, is_own=reservation.owner == exclude)
             is_loaded, mapped = reservation.measured is not None, _mapped(reservation, machine)
             on_gpus = sum(mapped.values()) if is_loaded else 0
             drawn = {**reservation.drawn, **mapped}
@@ -330,10 +356,27 @@ class Ledger:
                     free[pool] = min(capacities.get(pool, 0), free.get(pool, 0) + num_bytes)
                 continue
             # Measured again: a cache becomes resident as it fills, so less is outstanding than at the load.
-            free[RAM] = free.get(RAM, 0) - _outstanding(reservation, of_process, memory or reservation.measured)
+            free[RAM] = free.get(RAM, 0) - _outstanding(reservation, of_process, memory)
             for pool in (drawn.keys() & free.keys()) - counted:
                 free[pool] -= drawn[pool]
         return {pool: max(0, num_bytes) for pool, num_bytes in free.items()}
+
+    def _own_memory(
+        self, reservation: Reservation, resident: dict[str, int], *, is_own: bool
+    ) -> ProcessMemory | None:
+        """Memory of a reservation's process, less what its earlier reservations have been compared with.
+
+        `resident`: a process's own bytes of which that is not so. `is_own`: the reservation is to be replaced.
+        """
+        now = self._measure(reservation.pid) if reservation.pid else None
+        memory = now if is_own else now or reservation.measured
+        if memory is None:
+            return None
+        process = str(reservation.pid or reservation.owner)
+        own_bytes = resident.get(process, memory.anonymous_bytes)
+        amount = reservation.amounts.get("cpu")
+        resident[process] = 0 if is_own else max(0, own_bytes - (amount.anonymous_bytes if amount else 0))
+        return replace(memory, anonymous_bytes=own_bytes)
 
     def _draw(self, machine: Machine, amounts: Mapping[str, DeviceBytes], exclude: str) -> dict[str, int]:
         free = self._free(machine, exclude)

@@ -125,12 +125,11 @@ def _ledger(placer: Placer) -> api.LedgerState:
     machine = placer.machine.full()
     registry = placer.ledger
     reservations = registry.reservations()
-    ours = sum(r.measured.pss_bytes if r.measured else 0 for r in reservations)
     audits = registry.audits.all()[-RECENT_AUDITS:]
     return api.LedgerState(
         pools=registry.pools(machine),
         available_bytes={d.id: registry.available(d.id, machine) for d in machine.devices if d.kind != "npu"},
-        other_programs_bytes=_others(machine, ours),
+        other_programs_bytes=_others(machine, registry.ram_in_use(machine)),
         reservations=tuple(reservations),
         audits=audits,
     )

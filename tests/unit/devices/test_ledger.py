@@ -348,3 +348,56 @@ def test_the_numbers_of_an_earlier_process_change_no_new_reservation():
     assert (kept.predicted_bytes, kept.measured) == (2 * GIB, None)
     book.refine("model", {"cpu": DeviceBytes(GIB)}, None, {}, pid=4242)
     assert book.record_measured("model", held(anonymous=GIB), pid=4242).predicted_bytes == GIB
+
+
+def with_use(machine, device_id, *, ram=0, carve_out=0, mapped=0, vram=0):
+    """The machine while a GPU's driver holds these bytes more."""
+    device, memory = machine.device(device_id), machine.device(device_id).memory
+    used = replace(
+        memory,
+        dedicated_used_bytes=None
+        if memory.dedicated_used_bytes is None
+        else memory.dedicated_used_bytes + carve_out,
+        shared_used_bytes=None if memory.shared_used_bytes is None else memory.shared_used_bytes + mapped,
+        available_bytes=None if memory.available_bytes is None else memory.available_bytes - vram,
+    )
+    devices = tuple(replace(device, memory=used) if d is device else d for d in machine.devices)
+    left = replace(machine.memory, available_bytes=machine.memory.available_bytes - ram)
+    return replace(machine, devices=devices, memory=left)
+
+
+@pytest.mark.parametrize("device", ["cpu", "0000:01:00.0"])
+def test_a_second_context_of_a_process_is_counted_once(device):
+    """Before it is created, it is reserved; then its memory is the process's, or the card's."""
+    machine, own = [HYBRID], [3 * GIB]
+    book = Ledger(lambda: machine[0], measure=lambda pid: held(anonymous=own[0]))
+    before = book.available(device)
+    book.reserve("model", {"cpu": DeviceBytes(2 * GIB)})
+    own[0] = 2 * GIB
+    machine[0] = with_use(HYBRID, "0000:01:00.0", ram=2 * GIB)
+    book.attach("model", 4242, held(anonymous=2 * GIB))
+    book.reserve("model (deterministic)", {device: DeviceBytes(GIB)})
+    lost = GIB if device != "cpu" else 3 * GIB
+    assert before - book.available(device) == lost
+    if device == "cpu":
+        own[0], machine[0] = 3 * GIB, with_use(HYBRID, "0000:01:00.0", ram=3 * GIB)
+    else:
+        machine[0] = with_use(machine[0], device, vram=GIB)
+    book.attach_to("model (deterministic)", "model")
+    assert before - book.available(device) == lost
+    if device == "cpu":
+        assert before - book.available("cpu", exclude="model") == GIB
+    assert [row.measured is not None for row in book.reservations()] == [True, False], "one process, one figure"
+    book.release("model (deterministic)")
+    book.attach_to("model (deterministic)", "model")
+    assert [row.owner for row in book.reservations()] == ["model"]
+
+
+def test_memory_that_gpus_map_is_not_of_other_programs():
+    book = ledger(HALO, measure=lambda pid: held(anonymous=GIB))
+    book.reserve("model", {"cpu": DeviceBytes(GIB), IGPU: DeviceBytes(40 * GIB)})
+    book.attach("model", 4242, held(anonymous=GIB))
+    carve_out = 4 * GIB - (128 << 20)
+    assert book.ram_in_use(HALO) == 41 * GIB - carve_out
+    book.release("model")
+    assert book.ram_in_use(HALO) == 0
