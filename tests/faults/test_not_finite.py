@@ -22,10 +22,9 @@ def poisoned(tmp_path_factory, bundled_model):
     return path
 
 
-async def answer(runner, prompt):
-    request = GenerationRequest(
-        prompt=prompt, max_tokens=30, sampling=SamplingParams(temperature=0), ignore_eos=True
-    )
+async def answer(runner, prompt, **options):
+    usual = {"max_tokens": 30, "sampling": SamplingParams(temperature=0), "ignore_eos": True}
+    request = GenerationRequest(prompt=prompt, **{**usual, **options})
     return "".join([e.text async for e in runner.generate(request) if isinstance(e, Delta)])
 
 
@@ -102,3 +101,29 @@ def test_embeddings_after_it_are_numbers(poisoned):
 
     before, after = run(poisoned, work)
     assert before.vectors == after.vectors
+
+
+def test_requests_that_arrive_meanwhile_wait_for_a_suspect_of_low_priority(poisoned):
+    """Its prompt takes many steps: it must not begin anew in each of them."""
+    long = PROMPTS[0] * 4
+
+    async def work(runner):
+        begun = asyncio.Event()
+
+        async def side():
+            request = GenerationRequest(prompt=long, max_tokens=200, ignore_eos=True, priority="side")
+            async for event in runner.generate(request):
+                if isinstance(event, Delta):
+                    begun.set()
+
+        slow = asyncio.create_task(side())
+        await begun.wait()
+        with pytest.raises(RequestFailed, match="not a number"):
+            await answer(runner, [300, POISON, 301], priority="side")
+        text = await asyncio.wait_for(answer(runner, PROMPTS[1]), 30)
+        await slow
+        return text
+
+    small = {"n_batch": 32, "n_ubatch": 32}
+    expected = run(poisoned, lambda runner: answer(runner, PROMPTS[1]), **small)
+    assert run(poisoned, work, **small) == expected

@@ -260,7 +260,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
         self._end_cancelled(out)
         for sequence in [s for s in self._by_id.values() if len(s.tokens) >= s.limit and s.over and s.n_generated]:
             self._end(sequence, "length", out)  # it waited for a larger context, which was refused
-        if self._waiting or len(self._running) > 1:
+        if (self._waiting or len(self._running) > 1) and not self._quarantine.open:
             for sequence in to_preempt(self._running, self._waiting, self._loaded.settings.n_parallel):
                 self._set_aside(sequence)
         self._admit(out)
