@@ -306,6 +306,23 @@ def test_large_states_are_not_copied_while_an_answer_waits(bench, monkeypatch, q
     assert saved
 
 
+def test_a_pause_copies_no_state_that_cannot_be_stored_or_takes_long(bench, monkeypatch):
+    """A long conversation has gigabytes of state: its next turn would wait for the copy, and other programs pay."""
+    buffers, buffer = [], kv_offload.state_buffer
+    monkeypatch.setattr(kv_offload, "state_buffer", lambda size: buffers.append(size) or buffer(size))
+    rng = random.Random(6)
+    for stored_bytes in (1000, 256 << 20):
+        run = Run(bench.engine(stored_bytes=stored_bytes))
+        run.add(0, tokens(rng, 300), {})
+        run.finish()
+        with monkeypatch.context() as limits:
+            limits.setattr(kv_offload, "QUICK_COPY_BYTES", 1000)
+            run.engine.on_idle(lambda: False)
+            assert buffers == []
+            run.engine.kv.spilling.persist()
+    assert len(buffers) == 1
+
+
 @pytest.mark.parametrize("gap", [0, 1, 3])
 def test_nobody_gets_its_first_token_later_than_without_sharing(bench, gap):
     """Measured in tokens computed before it, because all requests wait for those."""

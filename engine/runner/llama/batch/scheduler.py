@@ -99,7 +99,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
     def on_idle(self, quiet: Callable[[], bool]) -> None:
         """Do work in advance for the next requests, while no request runs and `quiet` returns True."""
         self._settle(quiet)
-        self._kv.spilling.spill_idle()
+        self._kv.spilling.spill_idle(quick=True)
 
     def _settle(self, quiet: Callable[[], bool]) -> None:
         """Compute a response again in steady steps, as the next request of its chat would have to."""

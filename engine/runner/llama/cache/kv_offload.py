@@ -50,10 +50,10 @@ class KvOffload:
         """Whether the store has any capacity."""
         return self._store.enabled
 
-    def spill(self, sequence: CachedSequence) -> None:
-        """Copy an idle sequence's state to the store."""
+    def spill(self, sequence: CachedSequence, *, quick: bool = False) -> None:
+        """Copy an idle sequence's state to the store; `quick`: only if that takes little time."""
         if self.enabled and len(sequence.tokens) >= MIN_STORED_TOKENS and sequence.last_used:
-            self._put(sequence)
+            self._put(sequence, quick=quick)
 
     def is_quick(self, sequence: CachedSequence) -> bool:
         """Whether a copy of this sequence's state takes little time."""
@@ -67,11 +67,14 @@ class KvOffload:
             self._put(sequence)
             self._store.persist()
 
-    def _put(self, sequence: CachedSequence) -> None:
+    def _put(self, sequence: CachedSequence, *, quick: bool = False) -> None:
         tokens, whole_only = _array(sequence.tokens), not self._rewinding.truncatable
         if self._store.covers(tokens, sequence.key, whole_only=whole_only, num_steady=sequence.num_steady):
             return
         size = self._api.llama_state_seq_get_size(self._loaded.context, sequence.seq_id)
+        is_large = size > QUICK_COPY_BYTES
+        if not self._store.takes(size) or (is_large and (quick or size > available_memory() // COPY_DIVISOR)):
+            return
         data = state_buffer(size)
         if self._api.llama_state_seq_get_data(self._loaded.context, pointer(data), size, sequence.seq_id) == size:
             marks = self._rewinding.marks(sequence)
@@ -79,11 +82,14 @@ class KvOffload:
                 sequence.key, tokens, data, marks, whole_only=whole_only, num_steady=sequence.num_steady
             )
 
-    def spill_idle(self) -> None:
-        """Copy idle prefixes to the store's memory, so that their cells can be freed immediately."""
+    def spill_idle(self, *, quick: bool = False) -> None:
+        """Copy idle prefixes to the store, so that their cells can be freed immediately.
+
+        `quick`: only those whose copy delays a request that arrives meanwhile by little.
+        """
         for sequence in self._cells.sequences:
             if not sequence.in_use and sequence.tokens:
-                self.spill(sequence)
+                self.spill(sequence, quick=quick)
 
     def holds(self, sequence: CachedSequence) -> bool:
         """Whether the store's memory has the whole sequence, so that restoring is only a copy."""

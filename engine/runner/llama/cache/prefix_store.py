@@ -93,6 +93,12 @@ class PrefixStore:
         """Bytes of the largest state that can be stored on disk."""
         return self._disk.limit
 
+    def takes(self, num_bytes: int) -> bool:
+        """Whether a state of this size could be stored now."""
+        if num_bytes <= self._ram.limit:
+            return True
+        return self._files is not None and num_bytes <= self._disk.limit and self._files.takes(num_bytes)
+
     def best(self, tokens: Any, key: Key, *, whole_only: bool) -> tuple[StoredPrefix | None, int]:
         """Return the stored prefix that shares most with `tokens` (n,) int32, and the usable length.
 
@@ -143,6 +149,7 @@ class PrefixStore:
     ) -> None:
         """Store the state `data` (bytes as uint8) of `tokens`; it replaces shorter prefixes of the same text.
 
+        If it is larger than the memory of all states, it is only written to disk, and the others stay in memory.
         `marks` are (length, bytes as uint8) of earlier checkpoints, for a state that is `whole_only`.
         """
         if not self.enabled or self.covers(tokens, key, whole_only=whole_only, num_steady=num_steady):
@@ -150,15 +157,19 @@ class PrefixStore:
         sizes = tuple((length, len(copy)) for length, copy in marks)
         if marks:
             data = copied(data, *(copy for _, copy in marks))
+        if not self.takes(len(data)):
+            return
         for old in list(self._index.beginnings(tokens, key)):
             if old.num_steady <= num_steady:
                 self._remove(old)
         entry = StoredPrefix(key, tokens, len(data), data, marks=sizes, num_steady=num_steady)
         self._index.add(entry)
-        self._ram.add(entry)
-        if self._ram.limit < entry.size:
-            self._write(entry)
-        self._shrink_ram(keep=entry)
+        if entry.size <= self._ram.limit:
+            self._ram.add(entry)
+            self._shrink_ram(keep=entry)
+            return
+        self._write(entry)
+        entry.data = None  # until it is written, its file has them
 
     def forget(self, tokens: Any, key: Key) -> None:
         """Delete every prefix that `best` could find for `tokens`."""
@@ -315,9 +326,9 @@ class PrefixFiles:
 
     def write(self, entry: StoredPrefix) -> bool:
         """Start writing an entry that is in memory; False if too much is waiting already, unless it may wait."""
+        if not self.takes(entry.size):
+            return False
         while (waiting := self._num_waiting()) and waiting + entry.size > MAX_WAITING_BYTES:
-            if self.on_wait is None:
-                return False
             self._report()
             time.sleep(REPORT_S)
         self._waiting[entry] = entry.data
@@ -326,6 +337,11 @@ class PrefixFiles:
             self._writer = threading.Thread(target=self._write_all, name="prefix-writer", daemon=True)
             self._writer.start()
         return True
+
+    def takes(self, num_bytes: int) -> bool:
+        """Whether a state of this size may be written now: not too much is waiting already, or it may wait."""
+        waiting = self._num_waiting()
+        return self.on_wait is not None or not waiting or waiting + num_bytes <= MAX_WAITING_BYTES
 
     def read(self, entry: StoredPrefix) -> Any:
         """Return an entry's data as uint8 (size,); None if its file is missing, corrupt or of another model."""

@@ -71,6 +71,34 @@ def test_memory_is_bounded_and_the_oldest_goes():
     assert store.best(tokens(3, 3), KEY, whole_only=False)[1] == 2
 
 
+def test_a_state_larger_than_the_memory_for_all_goes_to_disk_and_leaves_the_others(tmp_path):
+    store = disk_store(tmp_path, ram=2500)
+    store.put(KEY, tokens(1, 2), state())
+    store.put(KEY, tokens(7, 8, 9), state(5000, seed=3))
+    assert (store.ram_bytes, store.disk_bytes) == (1000, 5000)
+    assert store.holds(tokens(1, 2), KEY)
+    entry, length = store.best(tokens(7, 8, 9, 1), KEY, whole_only=True)
+    assert (length, entry.data) == (3, None)
+    assert np.array_equal(store.load(entry), state(5000, seed=3))
+    store.close()
+    assert np.array_equal(store.load(entry), state(5000, seed=3))
+
+
+def test_a_state_that_cannot_be_stored_replaces_nothing(tmp_path, slow_disk, monkeypatch):
+    monkeypatch.setattr(prefix_store, "MAX_WAITING_BYTES", 6000)
+    for store in (PrefixStore(2500, 0, None, "f"), disk_store(tmp_path, ram=2500)):
+        store.put(KEY, tokens(1, 2), state())
+        store.put(KEY, tokens(7, 8), state(5000))  # a slow disk writes it
+        assert not store.takes(5000)
+        store.put(KEY, tokens(1, 2, 3), state(5000))
+        assert store.best(tokens(1, 2, 3), KEY, whole_only=False)[1] == 2
+        assert store.takes(2500)
+    slow_disk.set()
+    store.close()
+    assert store.takes(5000)
+    assert not store.takes(10_001)
+
+
 def test_what_is_on_disk_survives_a_restart(tmp_path):
     store = disk_store(tmp_path)
     store.put(KEY, tokens(1, 2, 3), state(seed=5))
