@@ -76,7 +76,7 @@ def fit_report(
         return overdraft(ledger, need, name) is None
 
     need = estimate(settings)
-    others = {r.owner: r.predicted_bytes for r in ledger.reservations() if r.owner != name}
+    others = reserved_by_others(ledger, name)
     fit = fits(need)
     ways: tuple[FitOption, ...] = ()
     if not fit:
@@ -97,6 +97,21 @@ def fit_report(
         fit_options=ways,
         notes=_notes(shape, settings),
     )
+
+
+def deterministic_owner(model_id: str) -> str:
+    """Owner of the memory for a model's deterministic requests, in the ledger."""
+    return f"{model_id} (deterministic)"
+
+
+def reserved_by_others(ledger: Ledger, model_id: str) -> dict[str, int]:
+    """Bytes that each other model has reserved, for both of its contexts."""
+    bytes_by_model: dict[str, int] = {}
+    for row in ledger.reservations():
+        model = row.owner.removesuffix(deterministic_owner(""))
+        bytes_by_model[model] = bytes_by_model.get(model, 0) + row.predicted_bytes
+    bytes_by_model.pop(model_id, None)
+    return bytes_by_model
 
 
 def claim(

@@ -37,9 +37,9 @@ from engine.placement.fallbacks import (
     without_tiles,
 )
 from engine.placement.fault_workarounds import not_bad
-from engine.placement.fit_report import claim, fit_report, offload_target
+from engine.placement.fit_report import claim, deterministic_owner, fit_report, offload_target, reserved_by_others
 from engine.placement.history import FALLBACK_FIELDS
-from engine.placement.placer import ENOUGH_TOKENS, LARGE_READ_BYTES, Placer, deterministic_owner, read_shape
+from engine.placement.placer import ENOUGH_TOKENS, LARGE_READ_BYTES, Placer, read_shape
 from engine.placement.shape import ModelShape
 from engine.placement.speed import Forecast, weights_read
 from engine.placement.steps import death_key
@@ -154,6 +154,10 @@ class MemoryAdmission:
         if model_id not in self._loads:  # released meanwhile
             self._ledger.release(deterministic_owner(model_id))
 
+    def widened(self, model_id: str) -> None:
+        """Record that the context for deterministic requests exists: its memory is the process's now."""
+        self._ledger.attach_to(deterministic_owner(model_id), model_id)
+
     async def shortage(
         self, model_id: str, settings: LoadSettings, copied: LoadSettings | None
     ) -> PoolExceeded | None:
@@ -187,12 +191,7 @@ class MemoryAdmission:
 
     def others(self, model_id: str) -> list[tuple[str, int]]:
         """Other owners of memory and their bytes, largest first."""
-        bytes_by_owner: dict[str, int] = {}
-        for one in self._ledger.reservations():
-            owner = one.owner.removesuffix(deterministic_owner(""))
-            bytes_by_owner[owner] = bytes_by_owner.get(owner, 0) + one.predicted_bytes
-        bytes_by_owner.pop(model_id, None)
-        return sorted(bytes_by_owner.items(), key=lambda row: -row[1])
+        return sorted(reserved_by_others(self._ledger, model_id).items(), key=lambda row: -row[1])
 
     def started(self, model_id: str, pid: int) -> None:
         """Record the process of a load that begins: free memory becomes less while it reads."""

@@ -26,7 +26,7 @@ from engine.placement.estimate import (
     overdraft,
 )
 from engine.placement.external import external_report, kind_of, place_external
-from engine.placement.fit_report import fit_report, load_need
+from engine.placement.fit_report import deterministic_owner, fit_report, load_need
 from engine.placement.load_settings import refused
 from engine.placement.measurements import SpeedCurve
 from engine.placement.npu_rule import busy_igpu
@@ -377,11 +377,6 @@ class Placer:
         except DryRunFailed as error:
             log.warning("no dry run of %s: %s", settings.path, error)
             return None
-
-
-def deterministic_owner(model_id: str) -> str:
-    """Owner of the memory for a model's deterministic requests, in the ledger."""
-    return f"{model_id} (deterministic)"
 
 
 def _more(amount: DeviceBytes | None, num_bytes: int) -> DeviceBytes:

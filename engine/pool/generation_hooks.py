@@ -55,11 +55,17 @@ class Watch:
     """
 
     def __init__(
-        self, hooks: GenerationHooks, model: LoadedModel, admission: MemoryAdmission, at_once: Callable[[], int]
+        self,
+        hooks: GenerationHooks,
+        model: LoadedModel,
+        admission: MemoryAdmission,
+        request: GenerationRequest,
+        at_once: Callable[[], int],
     ) -> None:
         self._hooks = hooks
         self._model = model
         self._admission = admission
+        self._request = request
         self._at_once = at_once
         self._is_reported = False
         self._started_at = self._first = self._last = time.monotonic()
@@ -79,6 +85,8 @@ class Watch:
             self._tokens += len(event.token_ids)
         elif isinstance(event, Started):
             self._started, self._begun = event, True
+            if self._request.deterministic:  # its context is created before it starts
+                self._admission.widened(self._model.id)
 
     def _works(self) -> None:
         hooks = self._hooks

@@ -424,14 +424,31 @@ class Pool:
                 local = [m for m in self._models.values() if m is not model and m.engine != REMOTE]
                 if sum(m.ready or m.loading for m in local) < self._max_models or not await self._evict():
                     break
-            while True:
-                try:
-                    await self._admission.reserve(model.id, model.settings, model.placement)
-                except NotEnoughMemory:
-                    if not await self._evict():
-                        raise
-                else:
-                    return
+            await self._evict_for(partial(self._admission.reserve, model.id, model.settings, model.placement))
+
+    async def _widen(self, model: LoadedModel) -> None:
+        """Reserve memory for the context of deterministic requests, if necessary that of idle models.
+
+        Raises: NotEnoughMemory.
+        """
+        reserve = partial(self._admission.widen, model.id, model.settings)
+        with model.in_use():
+            try:
+                await reserve()
+            except NotEnoughMemory:
+                async with self._admitting:
+                    await self._evict_for(reserve)
+
+    async def _evict_for(self, reserve: Callable[[], Awaitable[None]]) -> None:
+        """Call `reserve` until there is memory for it; evict idle models, least recently used first."""
+        while True:
+            try:
+                await reserve()
+            except NotEnoughMemory:
+                if not await self._evict():
+                    raise
+            else:
+                return
 
     def _evictable(self) -> list[LoadedModel]:
         return [m for m in self._models.values() if m.idle and not m.pinned and m.engine != REMOTE]
@@ -504,10 +521,9 @@ class Pool:
             assert runner is not None
             model.last_used = time.monotonic()
             if request.deterministic and model.widened is not runner:
-                with model.in_use():
-                    await self._admission.widen(model.id, model.settings)
+                await self._widen(model)
                 model.widened = runner
-            watch = Watch(self.hooks, model, self._admission, partial(getattr, runner, "active_requests"))
+            watch = Watch(self.hooks, model, self._admission, request, partial(getattr, runner, "active_requests"))
             try:
                 generation = cast("AsyncGenerator[Event, None]", runner.generate(request))
                 async with aclosing(generation) as events:

@@ -462,5 +462,25 @@ def test_deterministic_requests_are_counted_and_refused_where_their_context_does
     with pytest.raises(NotEnoughMemory) as refused:
         asyncio.run(admission.widen("m", LoadSettings(path=path, n_ctx=131072)))
     assert refused.value.needed_bytes > refused.value.available_bytes > 0
+    admission.started("m", os.getpid())
+    admission.widened("m")
+    assert [(row.owner, row.pid) for row in placer.ledger.reservations()] == [
+        ("m", os.getpid()),
+        (added, os.getpid()),
+    ]
     admission.release("m")
     assert placer.ledger.reservations() == ()
+
+
+def test_the_second_context_of_a_model_is_not_offered_for_unloading(path, paths):
+    """It goes with its model."""
+    placer = placer_with(paths, 600)
+    admission = MemoryAdmission(placer)
+    small = LoadSettings(path=path, n_ctx=1024)
+    admission.reserve_now("m", small)
+    asyncio.run(admission.widen("m", small))
+    with pytest.raises(NotEnoughMemory) as refused:
+        admission.reserve_now("second", LoadSettings(path=path, n_ctx=131072))
+    assert "deterministic" not in str(refused.value.facts()["options"])
+    total = sum(row.predicted_bytes for row in placer.ledger.reservations())
+    assert admission.others("second") == [("m", total)]

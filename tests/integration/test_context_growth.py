@@ -9,7 +9,7 @@ import pytest
 
 from engine.core.errors import ContextCannotGrow, ContextOverflow, RunnerDied
 from engine.core.paths import Paths
-from engine.core.types import GenerationRequest, Started
+from engine.core.types import Delta, Done, GenerationRequest, Started
 from engine.placement.memory_admission import MemoryAdmission
 from engine.placement.placer import Placer
 from engine.placement.resources import open_resources
@@ -17,7 +17,11 @@ from engine.placement.types import ModelSettings
 from engine.pool import pool as pools
 from engine.pool.model_resolution import ResolvedModel
 from engine.runner.faults import RequestFailed
+from engine.runner import protocol
 from engine.runner.protocol import ContextWanted, LoadSettings, Pace
+from engine.runner.llama.batch import scheduler as schedulers
+from engine.runner.llama.native.model import LoadFailed
+from engine.runner.llama.service import LlamaRunner
 from tests.support import runner_calls
 from tests.support.fakes.free_pool import FreePool
 from tests.support.models.architectures import ARCHITECTURES, write_architecture
@@ -410,3 +414,80 @@ def test_a_request_does_not_wait_for_cells_that_can_be_had(model, memory):
     assert [ask.wants_cells for ask in asks] == [True]
     assert is_first == (memory == "free")
     assert (len(short.ids), len(written)) == (8, 950)
+
+
+class InProcess:
+    """The llama.cpp runner in this process, step by step; `sent` is what a server would get."""
+
+    def __init__(self, path):
+        self.sent = []
+        self._runner = LlamaRunner(self)
+        usual = {"n_ctx": 256, "kv_cells": 256, "max_ctx": TRAINED, "n_threads": 1, "n_parallel": 2, **EXACT}
+        assert self._runner._load(LoadSettings(path=str(path), **usual))
+
+    def send(self, message):
+        self.sent.append(message)
+
+    @property
+    def second(self):
+        """The context of deterministic requests."""
+        return self._runner._exact._loaded
+
+    def tell(self, message):
+        self._runner._control(message, self._runner._scheduler)
+
+    def submit(self, number, prompt, **options):
+        self.tell(protocol.Submit(id=number, request=asked(prompt, deterministic=True, **options)))
+
+    def run(self, steps=2000):
+        """Run until nothing is left to do, or for that many steps."""
+        runner = self._runner
+        for _ in range(steps):
+            runner._step(runner._scheduler)
+            runner._send_outputs(runner._exact.step())
+            runner._request_room(runner._scheduler)
+            if not runner._exact.busy:
+                break
+        else:
+            pytest.fail("a request waits for ever")
+
+    def wanted(self):
+        return [message.id for message in self.sent if isinstance(message, ContextWanted)]
+
+    def refused(self):
+        return [(m.id, m.code) for m in self.sent if isinstance(m, protocol.Fault)]
+
+    def answer(self, number):
+        """The finish reason and the number of tokens of a response."""
+        events = [e for m in self.sent if isinstance(m, protocol.Events) for i, e in m.items if i == number]
+        (done,) = (event for event in events if isinstance(event, Done))
+        return done.finish_reason, sum(len(event.token_ids) for event in events if isinstance(event, Delta))
+
+
+def test_deterministic_requests_end_where_their_context_cannot_grow(model, monkeypatch):
+    """The other context has grown; a later request gets a new one, if there is memory by then."""
+    runner, resize, full = InProcess(model("Llama, Mistral")), schedulers.resize, []
+    runner.submit(1, text(200), max_tokens=600)
+    runner.submit(2, text(LONG))
+    for _ in range(30):
+        runner._runner._send_outputs(runner._runner._exact.step())
+        runner._runner._request_room(runner._runner._scheduler)
+
+    def refuses(loaded, *sizes, **options):
+        if loaded is runner.second:
+            full.append(sizes)
+            raise LoadFailed("there is no memory")
+        return resize(loaded, *sizes, **options)
+
+    monkeypatch.setattr(schedulers, "resize", refuses)
+    assert sorted(runner.wanted()) == [1, 2]
+    runner.tell(protocol.Resize(id=9, n_ctx=1024, kv_cells=1024))
+    assert full == [(1024, 1024)]
+    runner.submit(3, text(LONG, seed=3))  # while the first one is still being answered
+    runner.run()
+    assert runner.answer(1) == ("length", 56)
+    assert runner.refused() == [(2, "context_length_exceeded"), (3, "context_length_exceeded")]
+    runner.submit(4, text(LONG, seed=3))
+    runner.run()
+    assert runner.answer(4) == ("length", 24)
+    assert sorted(runner.wanted()) == [1, 2]

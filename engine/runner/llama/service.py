@@ -336,11 +336,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         finally:
             self._abort.bind(self._loaded.context)
         if self._exact is not None:
-            try:
-                faults += self._exact.resize(message.n_ctx, message.n_ctx, through_disk=message.through_disk)[1]
-            except llama_model.LoadFailed as error:
-                sys.stderr.write(f"the context of deterministic requests keeps its size: {error}\n")
-                faults += self._exact.refuse_parked()
+            faults += self._exact.follow(self._loaded.settings, through_disk=message.through_disk)
         self._channel.send(
             protocol.Resized(
                 id=message.id,
@@ -406,6 +402,9 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                 if self._exact is None:
                     context = llama_model.exact_context(self._loaded)
                     self._exact = ExactScheduler(context, self._vocabulary, self._adapters)
+            if self._exact is not None and self._exact.n_ctx < self._loaded.n_ctx and not self._exact.busy:
+                self._exact.close()  # it could not grow: perhaps there is memory by now
+                self._exact = None
             except llama_model.LoadFailed as error:
                 problem = _sentence(error)
             else:

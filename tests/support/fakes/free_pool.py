@@ -12,6 +12,8 @@ class Unlimited:
 
     async def widen(self, model_id, settings): ...
 
+    def widened(self, model_id): ...
+
     async def to_load(self, settings):
         return settings
 

@@ -6,13 +6,18 @@ one size, a response in steps of one row. The number of threads is fixed. The ca
 in whole chunks, so it has the same bits as if computed again.
 """
 
+import sys
+
+import msgspec
+
 from engine.runner.llama.batch.adapters import Adapters
 from engine.runner.llama.batch.scheduler import Scheduler
 from engine.runner.llama.cache.cells import CachedSequence
 from engine.runner.llama.cache.prefix_store import PrefixStore
-from engine.runner.llama.native.model import LoadedModel
+from engine.runner.llama.native.model import LoadedModel, LoadFailed
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.llama.sequence import LlamaSequence
+from engine.runner.protocol import Fault, LoadSettings
 
 
 class ExactScheduler(Scheduler):
@@ -21,6 +26,31 @@ class ExactScheduler(Scheduler):
     def __init__(self, loaded: LoadedModel, vocabulary: LlamaVocabulary, adapters: Adapters) -> None:
         nothing = PrefixStore(0, 0, None, "")
         super().__init__(loaded, vocabulary, nothing, adapters.within(loaded), fixed=True)
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of its context, which may be fewer than those of the other one after `follow`."""
+        return self._loaded.n_ctx
+
+    def follow(self, settings: LoadSettings, *, through_disk: bool) -> list[Fault]:
+        """Resize the context to the new size of the other one. Returns Faults of requests that cannot run.
+
+        If there is not enough memory, it keeps its size, and no request of it waits for a larger one.
+        """
+        loaded, n_ctx = self._loaded, settings.n_ctx
+        loaded.settings = msgspec.structs.replace(loaded.settings, max_ctx=settings.max_ctx)
+        try:
+            return self.resize(n_ctx, n_ctx, through_disk=through_disk)[1]
+        except LoadFailed as error:
+            sys.stderr.write(f"the context of deterministic requests keeps its size: {error}\n")
+        loaded.settings = msgspec.structs.replace(loaded.settings, max_ctx=loaded.n_ctx)
+        for sequence in self._by_id.values():
+            sequence.most = sequence.limit
+        return self.refuse_parked()
+
+    def close(self) -> None:
+        """Free the context."""
+        self._loaded.api.llama_free(self._loaded.context)
 
     def _cells_for(self, sequence: LlamaSequence) -> CachedSequence | None:
         source, length = self._kv.sharing.best(
