@@ -27,15 +27,14 @@ from engine.core.request_timing import current_clock
 from engine.core.startup_timing import StartupTimer
 from engine.core.types import Done, Event, GenerationRequest, Started
 from engine.message_catalog import sentence
-from engine.placement.memory_admission import MemoryAdmission
-from engine.pool.context_growth import SHRINK_AFTER_S, ContextGrowth, GrowingRunner, has_grown, should_grow
+from engine.placement.memory_admission import MemoryAdmission, uninterrupted
+from engine.pool.context_growth import SHRINK_AFTER_S, ContextGrowth, has_grown, should_grow
 from engine.pool.generation_hooks import GenerationHooks, Watch
 from engine.pool.loaded_model import MAX_CRASHES, REMOTE, SPREAD, LoadedModel, QueueTicket, Runner
 from engine.pool.model_resolution import ModelSource, ResolvedModel, UpstreamRouter
 from engine.runner.exit_reasons import ended_itself
-from engine.runner.faults import RequestFailed
 from engine.runner.load_limits import growth_limit
-from engine.runner.protocol import ContextWanted, LoadSettings
+from engine.runner.protocol import LoadSettings
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +81,14 @@ class Pool:
         self._reaper: asyncio.Task[None] | None = None
         self.hooks = GenerationHooks()
         self._ending: dict[asyncio.Task[None], str] = {}  # unloads in progress, with their models
-        self._growth = ContextGrowth(admission, self._evict, lambda: {m.id for m in self._evictable()})
-        self._growing: set[asyncio.Task[None]] = set()
+        self._growth = ContextGrowth(
+            admission,
+            self._admitting,
+            self._evict,
+            lambda: {m.id for m in self._evictable()},
+            lambda model: self._models.get(model.id) is model,
+        )
+        self._reloads: set[asyncio.Task[None]] = set()
 
     @property
     def loaded(self) -> list[LoadedModel]:
@@ -226,10 +231,14 @@ class Pool:
         assert model.runner is not None
         # A context that cannot be resized has no maximum.
         if model.facts.max_ctx and (limit := growth_limit(model.settings)) > model.facts.n_ctx:
-            await self._try_to_grow(model, min(min_ctx, limit))
-        elif not model.runner.active_requests:
-            await model.runner.stop()
-            model.runner = None
+            await self._growth.try_to_grow(model, min(min_ctx, limit))
+        elif not model.runner.active_requests and resolved.settings.n_ctx > model.settings.n_ctx:
+            model.loading = True  # requests that have the model wait for its next load
+            try:
+                await uninterrupted(model.runner.stop())
+            finally:
+                model.loading, model.runner = False, None
+                self._admission.release(model.id)
 
     def _set_since(self, resolved: ResolvedModel) -> tuple[str, ...]:
         """Fields that the user set after this load was placed."""
@@ -247,26 +256,12 @@ class Pool:
             return "at_load"
         chosen = self._source.chosen(model_id)
         model.pending = chosen.pending(model.chosen)
-        if model.pending == ("n_ctx",) and await self._grown_to(model, chosen.n_ctx or 0):
+        if model.pending == ("n_ctx",) and await self._growth.grown_to(model, chosen.n_ctx or 0):
             model.chosen = chosen
             model.pending = self._source.chosen(model_id).pending(chosen)  # set while the context grew
         if not model.pending or await self._renew(model):
             return "now"
         return "when_idle"
-
-    async def _grown_to(self, model: LoadedModel, n_ctx: int) -> bool:
-        """Whether a busy model's context now has that size. An idle model is reloaded instead."""
-        if not model.ready or model.idle or model.facts is None or n_ctx <= model.facts.n_ctx:
-            return False
-        try:
-            await self.grow(model, n_ctx, exact=True)
-        except (ContextOverflow, RequestFailed):
-            return False
-        if model.facts is None or model.facts.n_ctx > n_ctx:  # another request was first, with a larger size
-            return False
-        model.settings = model.loaded_settings = msgspec.structs.replace(model.settings, chosen_ctx=n_ctx)
-        model.limit_growth()
-        return True
 
     async def _renew(self, model: LoadedModel) -> bool:
         """Unload an idle model with pending settings; its next request loads it with them."""
@@ -286,8 +281,8 @@ class Pool:
         model.answered.set()
         if model.pending and model.idle and self._models.get(model.id) is model:
             task = asyncio.create_task(self.load_again(model))
-            self._growing.add(task)
-            task.add_done_callback(self._growing.discard)
+            self._reloads.add(task)
+            task.add_done_callback(self._reloads.discard)
 
     async def load_again(self, model: LoadedModel) -> None:
         """Unload an idle model and load it as placement decides now."""
@@ -302,41 +297,9 @@ class Pool:
         """Grow a loaded model's context to `tokens`, prompt and response together.
 
         `exact`: the user requested this size; otherwise more space is added for later tokens. `evicts`: idle models
-        may be unloaded for it.
-
-        Raises:
-            ContextOverflow: The model was trained for less.
-            ContextCannotGrow: There is not enough memory.
+        may be unloaded for it. Raises: ContextOverflow, ContextCannotGrow.
         """
-        with model.in_use():
-            async with model.lock:
-                if self._models.get(model.id) is model:
-                    async with self._admitting:
-                        await self._growth.grow(model, tokens, exact=exact, evicts=evicts)
-
-    async def _try_to_grow(self, model: LoadedModel, tokens: int) -> None:
-        """Grow the context if possible; on failure the request continues. The caller holds the model's lock."""
-        if self._models.get(model.id) is not model:
-            return
-        try:
-            async with self._admitting:
-                await self._growth.grow(model, tokens, exact=True)
-        except (ContextOverflow, RequestFailed) as error:
-            log.info("model=%s keeps its context: %s", model.id, error)
-
-    def _on_context_wanted(self, model: LoadedModel, runner: GrowingRunner, request: ContextWanted) -> None:
-        """Callback of a runner: one of its requests needs a larger context."""
-        task = asyncio.create_task(self._grow_for(model, runner, request))
-        self._growing.add(task)
-        task.add_done_callback(self._growing.discard)
-
-    async def _grow_for(self, model: LoadedModel, runner: GrowingRunner, request: ContextWanted) -> None:
-        try:
-            await self.grow(model, request.tokens, evicts=not request.wants_cells)
-        except RunnerDied:
-            return  # the waiting requests already got this error
-        except TesseraError as error:
-            runner.keep_context(request, error)
+        await self._growth.grow(model, tokens, exact=exact, evicts=evicts)
 
     def forget_names(self) -> None:
         """Drop the cached name lookups, because names may have changed their meaning."""
@@ -388,8 +351,7 @@ class Pool:
                     model.facts = await runner.load(settings, progress)
                     model.loaded_settings = model.settings
                     model.limit_growth()
-                    if isinstance(runner, GrowingRunner):
-                        runner.on_context_wanted = partial(self._on_context_wanted, model, runner)
+                    self._growth.follow(model, runner)
                 except BaseException:
                     runner.kill()
                     raise
@@ -614,3 +576,7 @@ class Pool:
             self._reaper = None
         await asyncio.gather(*(self.unload(model_id) for model_id in list(self._models)))
         await asyncio.gather(*self._ending)
+        reloads = tuple(self._reloads)
+        for task in reloads:  # a load may take minutes
+            task.cancel()
+        await asyncio.gather(*reloads, return_exceptions=True)

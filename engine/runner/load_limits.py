@@ -32,17 +32,20 @@ DRAFT_CHUNK: Final = 512
 COPIED_DIVISOR: Final = 16
 
 
-def growth_limit(settings: LoadSettings) -> int:
-    """Return the size to which the context of a load may grow; the current size if it cannot.
+def is_resizable(settings: LoadSettings) -> bool:
+    """Whether the context of a load can get another size.
 
     It cannot if a part of the cache is on another machine, if a compiler has fixed the size, if a raw argument sets
     it, or if another program serves the model. An embedding model has no cache.
     """
     args = settings.engine_args
     fixed = settings.embeddings or settings.remotes or args.rpc or args.n_ctx is not None
-    if fixed or settings.external is not None or openvino.target_of(settings.devices):
-        return settings.n_ctx
-    return max(settings.n_ctx, settings.max_ctx)
+    return not (fixed or settings.external is not None or openvino.target_of(settings.devices))
+
+
+def growth_limit(settings: LoadSettings) -> int:
+    """Return the size to which the context of a load may grow; the current size if it cannot."""
+    return max(settings.n_ctx, settings.max_ctx) if is_resizable(settings) else settings.n_ctx
 
 
 def own_growth_limit(settings: LoadSettings) -> int:

@@ -376,7 +376,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True, tag="pace"):
 
 
 class ContextWanted(msgspec.Struct, frozen=True, kw_only=True, tag="context_wanted"):
-    """A request needs a context of `tokens` tokens; it waits for `Resized` or `ContextKept`.
+    """A request needs a context of `tokens` tokens and `cells` cells; it waits for `Resized` or `ContextKept`.
 
     `begun`: it already generates and is nearly at the end of the context. `wants_cells`: it would fit, but others
     use the cells, so without a larger context it starts when they end.
@@ -384,6 +384,7 @@ class ContextWanted(msgspec.Struct, frozen=True, kw_only=True, tag="context_want
 
     id: int
     tokens: int
+    cells: int = 0
     begun: bool = False
     wants_cells: bool = False
 
@@ -420,6 +421,7 @@ class Resized(msgspec.Struct, frozen=True, kw_only=True, tag="resized"):
     id: int
     n_ctx: int
     kv_cells: int
+    reserved_cells: int
     state_bytes: int
     seconds: float
 

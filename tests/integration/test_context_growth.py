@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import sys
 
+import msgspec
 import pytest
 
 from engine.core.errors import ContextCannotGrow, ContextOverflow, RunnerDied
@@ -16,12 +17,12 @@ from engine.placement.resources import open_resources
 from engine.placement.types import ModelSettings
 from engine.pool import pool as pools
 from engine.pool.model_resolution import ResolvedModel
-from engine.runner.faults import RequestFailed
 from engine.runner import protocol
-from engine.runner.protocol import ContextWanted, LoadSettings, Pace
+from engine.runner.faults import RequestFailed
 from engine.runner.llama.batch import scheduler as schedulers
 from engine.runner.llama.native.model import LoadFailed
 from engine.runner.llama.service import LlamaRunner
+from engine.runner.protocol import ContextWanted, LoadSettings, Pace
 from tests.support import runner_calls
 from tests.support.fakes.free_pool import FreePool
 from tests.support.models.architectures import ARCHITECTURES, write_architecture
@@ -79,6 +80,19 @@ def grown_by(runner, sizes):
     return asks, done
 
 
+def more_cells(runner, n_ctx):
+    """Give the runner cells for two requests of its largest context; return its requests and the results."""
+    asks, done = [], []
+
+    def on_wanted(wanted):
+        asks.append(wanted)
+        task = asyncio.ensure_future(runner.resize(n_ctx, 2 * n_ctx))
+        task.add_done_callback(lambda t: done.append(t.result()))
+
+    runner.on_context_wanted = on_wanted
+    return asks, done
+
+
 async def conversation(runner, resized=None, *, through_disk=False):
     """Two turns, the second longer than the context; another stream runs concurrently.
 
@@ -119,6 +133,7 @@ def test_a_conversation_grows_out_of_its_context(model, name, reserved):
         first, second, other, stats, _, done = with_runner(path, copying, max_ctx=0)
     alone = with_runner(path, conversation, n_ctx=2048)
     assert done[0].n_ctx == 1024
+    assert done[0].reserved_cells >= (TRAINED if reserved and RESERVES else 1024)
     assert (done[0].state_bytes == 0) == (reserved and RESERVES)
     for mine, whole in zip((first, second, other), alone[:3], strict=True):
         assert mine.ids == whole.ids
@@ -139,6 +154,27 @@ def test_an_answer_continues_behind_the_end_of_its_context(model):
     assert stats.computed_tokens == 200 + 599
     whole, *_ = with_runner(model("Llama, Mistral"), lambda r: answered_with(r, 200, 600), n_ctx=1024)
     assert answer.ids == whole.ids
+
+
+def test_a_size_within_the_same_cells_is_granted_while_an_answer_is_written(model):
+    """llama.cpp rounds a context up to 256 cells: 300 and 400 tokens have the same ones."""
+
+    async def work(runner):
+        begun = asyncio.Event()
+
+        async def write():
+            async for _ in runner.generate(asked(text(40), max_tokens=200)):
+                begun.set()
+
+        runner.pace(Pace(duty=0.05))
+        writing = asyncio.create_task(write())
+        await begun.wait()
+        resized = await runner.resize(400, 400)
+        runner.pace(Pace())
+        await writing
+        return resized.n_ctx, resized.kv_cells, resized.state_bytes
+
+    assert with_runner(model("Llama, Mistral"), work, n_ctx=300) == (400, 512, 0)
 
 
 async def answered_with(runner, length, max_tokens):
@@ -264,6 +300,36 @@ def test_the_memory_of_a_larger_context_is_reserved_before_it_is_taken(model, tm
     assert asyncio.run(work()) == (4, 1)
 
 
+def test_the_longest_context_gets_cells_for_each_parallel_request(model, tmp_path):
+    """Subagents of a model whose context has its largest size need not wait for each other."""
+    placer = Placer(open_resources(Paths(*(tmp_path / n for n in ("config", "models", "state", "cache", "logs")))))
+    usual = {"n_ctx": 256, "kv_cells": 256, "max_ctx": 256, "n_parallel": 3, "n_threads": 1}
+    settings = LoadSettings(path=str(model("Llama, Mistral")), **usual)
+
+    async def work(pool):
+        loaded = await pool.acquire("m")
+        before = placer.ledger.reservations()[0].parts["kv"]
+        sizes = []
+        for cells in (256, 257, 513, 769):
+            await pool._growth.grow(loaded, 256, evicts=False, cells=cells)
+            sizes.append((loaded.facts.n_ctx, loaded.settings.kv_cells))
+        now = placer.ledger.reservations()[0].parts["kv"]
+        await pool._shrink(loaded)
+        loaded.settings = msgspec.structs.replace(loaded.settings, chosen_ctx=256)
+        with pytest.raises(ContextOverflow):
+            await pool._growth.grow(loaded, 256, evicts=False, cells=257)
+        return sizes, now // before, loaded.settings.kv_cells
+
+    async def with_pool():
+        pool = FreePool(Source(settings), admission=MemoryAdmission(placer))
+        try:
+            return await work(pool)
+        finally:
+            await pool.close()
+
+    assert asyncio.run(with_pool()) == ([(256, 256), (256, 512), (256, 768), (256, 768)], 3, 256)
+
+
 def test_an_idle_context_goes_back_to_its_first_size(model, tmp_path, monkeypatch):
     """The pool's timer, with the real admission: prefixes stay, and the ledger's total shrinks."""
     monkeypatch.setattr(pools, "REAP_S", 0.02)
@@ -381,11 +447,12 @@ def test_a_request_that_gives_way_goes_on_where_it_was(model, max_ctx):
 
 
 @pytest.mark.parametrize("memory", ["free", "full"])
-def test_a_request_does_not_wait_for_cells_that_can_be_had(model, memory):
+@pytest.mark.parametrize("most", [TRAINED, 1024])
+def test_a_request_does_not_wait_for_cells_that_can_be_had(model, memory, most):
     """It would fit alone: while a slow response uses the cells, the context grows, or it waits if that fails."""
 
     async def work(runner):
-        asks, _ = grown_by(runner, (2048,))
+        asks, _ = grown_by(runner, (2048,)) if most == TRAINED else more_cells(runner, 1024)
 
         def on_wanted(ask):
             asks.append(ask)
@@ -410,8 +477,9 @@ def test_a_request_does_not_wait_for_cells_that_can_be_had(model, memory):
         await other
         return asks, done == {short}, await short, written
 
-    asks, is_first, short, written = with_runner(model("Llama, Mistral"), work, n_ctx=1024)
-    assert [ask.wants_cells for ask in asks] == [True]
+    asks, is_first, short, written = with_runner(model("Llama, Mistral"), work, n_ctx=1024, max_ctx=most)
+    expected = (1025, 0) if most == TRAINED else (1024, 1025)
+    assert [(ask.wants_cells, ask.tokens, ask.cells) for ask in asks] == [(True, *expected)]
     assert is_first == (memory == "free")
     assert (len(short.ids), len(written)) == (8, 950)
 

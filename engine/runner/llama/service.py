@@ -324,10 +324,13 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                 self._exact.keep_context(message.id)
 
     def _resize(self, message: protocol.Resize, scheduler: Scheduler) -> None:
-        """Resize the context between two steps, then the context of deterministic requests."""
+        """Resize the context between two steps, then the context of deterministic requests.
+
+        It counts as a step: a device that hangs is noticed.
+        """
         assert self._loaded is not None
         assert self._abort is not None
-        started_at = time.monotonic()
+        self._step_started = started_at = time.monotonic()
         try:
             moved, faults = scheduler.resize(message.n_ctx, message.kv_cells, through_disk=message.through_disk)
         except llama_model.LoadFailed as error:
@@ -342,6 +345,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                 id=message.id,
                 n_ctx=self._loaded.n_ctx,
                 kv_cells=self._loaded.kv_cells,
+                reserved_cells=self._loaded.reserved_cells,
                 state_bytes=moved.state_bytes,
                 seconds=time.monotonic() - started_at,
             )

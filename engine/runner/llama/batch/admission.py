@@ -11,7 +11,8 @@ from engine.runner.llama.batch.sampler import ChainSampler
 from engine.runner.llama.native.model import LoadedModel
 from engine.runner.llama.sequence import LlamaSequence
 from engine.runner.llama.vision.vision import Media
-from engine.runner.protocol import Fault
+from engine.runner.load_limits import is_resizable
+from engine.runner.protocol import ContextWanted, Fault
 
 # Cells reserved for a response at admission: the worst case would leave most of the cache unused.
 # Source: reference measurements of typical chat responses; a longer response preempts when the cache is full.
@@ -26,6 +27,19 @@ def cells_needed(sequence: LlamaSequence) -> int:
 def cells_promised(running: list[LlamaSequence]) -> int:
     """Return the cells that are reserved for running requests and not used yet."""
     return sum(cells_needed(s) - len(s.tokens) + s.n_missing for s in running)
+
+
+def more_cells(loaded: LoadedModel, request_id: int) -> ContextWanted | None:
+    """Return the message for a larger cache: that of the next larger context, or of more contexts of the longest.
+
+    None: it has cells for every parallel request, or cannot be resized.
+    """
+    n_ctx = loaded.n_ctx
+    if n_ctx < loaded.max_ctx:
+        return ContextWanted(id=request_id, tokens=n_ctx + 1, wants_cells=True)
+    if is_resizable(loaded.settings) and loaded.kv_cells < loaded.settings.n_parallel * n_ctx:
+        return ContextWanted(id=request_id, tokens=n_ctx, cells=loaded.kv_cells + 1, wants_cells=True)
+    return None
 
 
 def new_sequence(

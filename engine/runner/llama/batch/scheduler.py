@@ -29,7 +29,7 @@ from engine.runner.llama.cache.kv_offload import SAVED_FROM
 from engine.runner.llama.cache.prefix_store import PrefixStore
 from engine.runner.llama.cache.resize import Moved, resize
 from engine.runner.llama.native.batch import ABORTED, NO_ROOM, REFUSED, Batch, EngineBroken, Logits
-from engine.runner.llama.native.model import LoadedModel, LoadFailed
+from engine.runner.llama.native.model import LoadedModel, LoadFailed, padded
 from engine.runner.llama.native.row_check import RowRecorder
 from engine.runner.llama.native.vocabulary import LlamaVocabulary
 from engine.runner.llama.sequence import (
@@ -171,12 +171,11 @@ class Scheduler(BaseScheduler[LlamaSequence]):
                 self._context_requests.append(ContextWanted(id=sequence.id, tokens=sequence.limit + 1, begun=True))
 
     def _request_cells(self, sequence: LlamaSequence) -> None:
-        """Request the next larger context if this request has waited for cells of others for some time."""
-        grows = self._loaded.n_ctx < self._loaded.max_ctx
-        if grows and not sequence.wants_cells and time.monotonic() - sequence.times.submitted > CELLS_AFTER_S:
+        """Request more cells if this request has waited for those of others for some time."""
+        if not sequence.wants_cells and time.monotonic() - sequence.times.submitted > CELLS_AFTER_S:
             sequence.wants_cells = True
-            larger_context = ContextWanted(id=sequence.id, tokens=self._loaded.n_ctx + 1, wants_cells=True)
-            self._context_requests.append(larger_context)
+            if (request := admission.more_cells(self._loaded, sequence.id)) is not None:
+                self._context_requests.append(request)
 
     def take_wanted(self) -> list[ContextWanted]:
         """Return the context requests since the last call."""
@@ -193,7 +192,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
 
         Raises: LoadFailed: nothing has changed. EngineBroken.
         """
-        if kv_cells < self._kv.cells:
+        if padded(max(n_ctx, kv_cells)) < self._kv.cells:
             if self.busy:
                 raise LoadFailed("the context becomes smaller only while nothing runs")
             self._kv.clear()

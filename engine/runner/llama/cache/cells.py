@@ -40,6 +40,12 @@ class CachedSequence:
     num_steady: int = 0
     unsettled: Key | None = None
 
+    def forget(self) -> None:
+        """Note that its cells are free."""
+        self.tokens, self.shared, self.num_steady = [], 0, 0
+        self.planned, self.checkpoints = [], []
+        self.rollback_tokens, self.rolled_back = 0, False
+
     def until_checkpoint(self, take: int) -> int:
         """Return how many of the next `take` prompt tokens to compute before a checkpoint is due."""
         ahead = self.planned[0] - len(self.tokens) if self.planned else 0
@@ -142,9 +148,7 @@ class Cells:
         self._api.llama_memory_seq_rm(self._loaded.memory, sequence.seq_id, -1, -1)
         if len(sequence.tokens) > sequence.shared:
             rebase(sequence, self.sequences)
-        sequence.tokens, sequence.shared, sequence.num_steady = [], 0, 0
-        sequence.planned, sequence.checkpoints = [], []
-        sequence.rollback_tokens, sequence.rolled_back = 0, False
+        sequence.forget()
 
     def clear(self) -> None:
         """Reset the memory when all sequences are empty, so that allocation starts at the first cell again."""
@@ -154,8 +158,7 @@ class Cells:
         """Overwrite every cell, including freed ones. No sequence may be in use."""
         self._api.llama_memory_clear(self._loaded.memory, True)
         for sequence in self.sequences:
-            sequence.tokens, sequence.shared, sequence.checkpoints, sequence.planned = [], 0, [], []
-            sequence.num_steady = 0
+            sequence.forget()
 
     @staticmethod
     def take(sequence: CachedSequence, key: Key) -> CachedSequence:
