@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -22,6 +22,8 @@ from engine.runner.protocol import COMPILING, Embedded, LoadSettings, Stats
 # A model whose runner crashed MAX_CRASHES times within this time is not loaded until its file or settings change.
 MAX_CRASHES: Final = 3
 CRASH_WINDOW_S: Final = 300.0
+# Interval of checks whether other requests still wait for a load whose own request has been cancelled.
+NEEDED_S: Final = 0.2
 
 # Engine of models that another server runs. They need no local memory and no local process.
 REMOTE: Final = "remote"
@@ -166,6 +168,23 @@ class LoadedModel:
         if self.pinned or self.ttl_s is None:
             return None
         return max(0.0, self.last_used + self.ttl_s - time.monotonic())
+
+
+async def while_needed(work: Coroutine[Any, Any, None], is_needed: Callable[[], bool]) -> None:
+    """Await `work`. If the caller is cancelled, `work` goes on while `is_needed` and is cancelled then."""
+    task, is_cancelled = asyncio.create_task(work), False
+    while not task.done():
+        try:
+            await asyncio.wait((task,), timeout=NEEDED_S if is_cancelled else None)
+        except asyncio.CancelledError:
+            is_cancelled = True
+        if is_cancelled and not is_needed():
+            task.cancel()
+    if is_cancelled:
+        with contextlib.suppress(asyncio.CancelledError):
+            task.exception()  # read, so that it is not reported as lost
+        raise asyncio.CancelledError
+    task.result()
 
 
 class QueueTicket:

@@ -30,7 +30,7 @@ from engine.message_catalog import sentence
 from engine.placement.memory_admission import MemoryAdmission, uninterrupted
 from engine.pool.context_growth import SHRINK_AFTER_S, ContextGrowth, has_grown, should_grow
 from engine.pool.generation_hooks import GenerationHooks, Watch
-from engine.pool.loaded_model import MAX_CRASHES, REMOTE, SPREAD, LoadedModel, QueueTicket, Runner
+from engine.pool.loaded_model import MAX_CRASHES, REMOTE, SPREAD, LoadedModel, QueueTicket, Runner, while_needed
 from engine.pool.model_resolution import ModelSource, ResolvedModel, UpstreamRouter
 from engine.runner.exit_reasons import ended_itself
 from engine.runner.load_limits import growth_limit
@@ -209,7 +209,7 @@ class Pool:
             async with model.lock:
                 unloaded = self._models.get(model.id) is not model  # while this request waited
                 if not unloaded and should_grow(model, min_ctx):
-                    await self._grow_or_stop(model, min_ctx)
+                    await self._grow_or_stop(model, min_ctx, resolved)
                 if not unloaded and not model.ready:
                     model.engine, model.settings = resolved.engine, resolved.settings
                     model.placement = resolved.placement
@@ -217,7 +217,7 @@ class Pool:
                     model.pinned = model.pinned or resolved.keep
                     model.phases = phases or StartupTimer()
                     model.notes.clear()
-                    await self._load(model, on_progress)
+                    await while_needed(self._load(model, on_progress), lambda: model.waiting > 1)
                 model.last_used = time.monotonic()
         finally:
             model.waiting -= 1
@@ -225,8 +225,11 @@ class Pool:
                 clock.load_s += time.monotonic() - began
         return await self._acquire(resolved, on_progress, min_ctx, ticket, phases) if unloaded else model
 
-    async def _grow_or_stop(self, model: LoadedModel, min_ctx: int) -> None:
-        """Grow the context if it can be resized, else stop an idle runner. The caller holds the model's lock."""
+    async def _grow_or_stop(self, model: LoadedModel, min_ctx: int, resolved: ResolvedModel) -> None:
+        """Grow the context if it can be resized, else stop an idle runner whose next load would have a larger one.
+
+        The caller holds the model's lock.
+        """
         assert model.facts is not None
         assert model.runner is not None
         # A context that cannot be resized has no maximum.
@@ -430,6 +433,8 @@ class Pool:
             for model in self.models:
                 try:
                     self._release_dead(model)
+                    if model.ready and not model.idle:
+                        model.last_used = time.monotonic()
                     if model.idle and model.expires_in_s == 0:
                         log.info("unloading model=%s idle for its time to live", model.id)
                         await self.unload(model.id)
@@ -462,7 +467,8 @@ class Pool:
         runner's errors.
         """
         request = msgspec.structs.replace(request, owner=request_owner.get())
-        if self._models.get(model.id) is not model:  # unloaded since it was acquired, or about to end
+        is_gone = self._models.get(model.id) is not model  # unloaded since it was acquired, or about to end
+        if is_gone or model.loading or model.runner is None:  # or it is being loaded again
             aside = request.priority == "side"
             model = await self.acquire(model.id, loads=not aside, only=HERE if aside else None)
         if self.hooks.admits is not None:
@@ -515,7 +521,11 @@ class Pool:
         if model.proven == model.settings and not at_depth:
             return False
         async with model.lock:
-            if model.runner is not dead or self._models.get(model.id) is not model:  # replaced, or unloaded
+            if self._models.get(model.id) is not model:
+                return False
+            if model.runner is not dead:
+                if model.facts is None:  # the request that replaced it has left during the load
+                    await self._load(model, None)
                 return model.ready
             self._admission.release(model.id)
             if at_depth:
@@ -574,9 +584,9 @@ class Pool:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._reaper
             self._reaper = None
-        await asyncio.gather(*(self.unload(model_id) for model_id in list(self._models)))
-        await asyncio.gather(*self._ending)
         reloads = tuple(self._reloads)
         for task in reloads:  # a load may take minutes
             task.cancel()
         await asyncio.gather(*reloads, return_exceptions=True)
+        await asyncio.gather(*(self.unload(model_id) for model_id in list(self._models)))
+        await asyncio.gather(*self._ending)

@@ -42,7 +42,7 @@ class RemoteRunner:
 
     @property
     def active_requests(self) -> int:
-        """Number of running generations."""
+        """Number of running generations and embeddings."""
         return self._inner.active_requests
 
     @property

@@ -51,6 +51,7 @@ class RunnerProcess:
         self.loop = asyncio.get_running_loop()
         self._next_id = 0
         self._mailboxes: dict[int, Mailbox] = {}
+        self._num_embeds = 0
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._hello: asyncio.Future[protocol.Hello] = asyncio.get_running_loop().create_future()
         self._loaded: asyncio.Future[ModelFacts] = asyncio.get_running_loop().create_future()
@@ -88,8 +89,8 @@ class RunnerProcess:
 
     @property
     def active_requests(self) -> int:
-        """Number of unfinished generations."""
-        return len(self._mailboxes)
+        """Number of unfinished generations and embeddings."""
+        return len(self._mailboxes) + self._num_embeds
 
     @property
     def stderr_tail(self) -> tuple[str, ...]:
@@ -202,11 +203,14 @@ class RunnerProcess:
         message = protocol.Embed(
             id=self._new_id(), inputs=inputs, normalize=normalize, query=query, truncate=truncate, quick=quick
         )
+        self._num_embeds += 1
         try:
             reply = await self._ask(message)
         except asyncio.CancelledError:
             self._post(protocol.Cancel(id=message.id))
             raise
+        finally:
+            self._num_embeds -= 1
         assert isinstance(reply, protocol.Embedded)
         return reply
 

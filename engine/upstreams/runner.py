@@ -158,15 +158,18 @@ class UpstreamRunner:
     ) -> Embedded:
         """Embeddings, or scores for `query`. Raises: as `refusal`."""
         del normalize, truncate, quick
-        if query is not None:
-            answer = await self._link.post(
-                "/v1/rerank", {"model": self._model, "query": query, "documents": inputs}
-            )
-            rows = [[float(r["relevance_score"])] for r in sorted(answer["results"], key=lambda r: r["index"])]
-        else:
-            body = {"model": self._model, "input": inputs, "encoding_format": "float"}
-            answer = await self._link.post("/v1/embeddings", body)
-            rows = [r["embedding"] for r in sorted(answer["data"], key=lambda r: r["index"])]
+        self.active_requests += 1
+        try:
+            if query is not None:
+                body: dict[str, Any] = {"model": self._model, "query": query, "documents": inputs}
+                answer = await self._link.post("/v1/rerank", body)
+                rows = [[float(r["relevance_score"])] for r in sorted(answer["results"], key=lambda r: r["index"])]
+            else:
+                body = {"model": self._model, "input": inputs, "encoding_format": "float"}
+                answer = await self._link.post("/v1/embeddings", body)
+                rows = [r["embedding"] for r in sorted(answer["data"], key=lambda r: r["index"])]
+        finally:
+            self.active_requests -= 1
         vectors = [struct.pack(f"<{len(row)}f", *row) for row in rows]
         counted = int((answer.get("usage") or {}).get("prompt_tokens") or 0)
         shares = [counted] + [0] * (len(inputs) - 1)

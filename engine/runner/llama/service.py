@@ -202,6 +202,10 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                 self._step(scheduler)
                 if self._exact is not None:
                     self._send_outputs(self._exact.step())
+                if self._embedder is not None and self._embedder.busy:
+                    answer = self._embedder.step()
+                    if answer is not None:
+                        self._channel.send(answer)
             except EngineBroken as error:
                 self._channel.send(protocol.Fault(code="engine_broken", message=str(error)))
                 sys.stderr.write(f"{error}\n")  # the server reports the last line
@@ -211,10 +215,6 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
                     self._step_started = 0.0
                     self._duty_cycle.stepped(time.monotonic() - started_at)
             self._request_room(scheduler)
-            if self._embedder is not None and self._embedder.busy:
-                answer = self._embedder.step()
-                if answer is not None:
-                    self._channel.send(answer)
 
     def _step(self, scheduler: Scheduler) -> None:
         self._send_outputs(scheduler.step())
@@ -402,13 +402,13 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         assert self._adapters is not None
         problem = "deterministic works with text only: images are computed in separate steps."
         if not request.images:
+            if self._exact is not None and self._exact.n_ctx < self._loaded.n_ctx and not self._exact.busy:
+                self._exact.close()  # it could not grow: perhaps there is memory by now
+                self._exact = None
             try:
                 if self._exact is None:
                     context = llama_model.exact_context(self._loaded)
                     self._exact = ExactScheduler(context, self._vocabulary, self._adapters)
-            if self._exact is not None and self._exact.n_ctx < self._loaded.n_ctx and not self._exact.busy:
-                self._exact.close()  # it could not grow: perhaps there is memory by now
-                self._exact = None
             except llama_model.LoadFailed as error:
                 problem = _sentence(error)
             else:
