@@ -294,7 +294,7 @@ def test_a_list_that_is_too_long_is_told_as_that(qwen):
     assert answer.status_code == 400
     said = answer.json()["error"]["message"]
     assert "stop" in said
-    assert "16" in said
+    assert "64" in said
 
 
 def test_curl_without_a_content_type_still_works(qwen):
