@@ -4,6 +4,9 @@ import pytest
 from PySide6.QtCore import QCoreApplication, QEvent, QMimeData, Qt
 from PySide6.QtWidgets import QLabel, QWidget
 
+from app.answer_facts import AnswerFacts
+from app.attachments import MAX_TEXT_BYTES
+from app.db import conversations, messages
 from app.db.records import Attachment
 from app.gui.chat.message_widget import folded
 from tests.gui.hands import ask, press, shown, stored, texts
@@ -200,7 +203,10 @@ def test_a_long_pasted_text_is_attached_and_a_long_message_is_folded(qtbot, page
     page.composer.editor.insertFromMimeData(data)
     assert page.composer.text == ""
     (given,) = page.composer.attachments
-    assert (given.name, len(given.text) > 2_000_000) == ("pasted text 1.txt", True)
+    assert (given.name, given.text) == ("pasted text 1.txt", data.text())
+    data.setText("x" * (MAX_TEXT_BYTES + 1))
+    page.composer.editor.insertFromMimeData(data)
+    assert "it is larger than 8 MiB" in page.banner.text
     page.composer.clear()
     long = "line of a long message\n" * 20_000
     ask(qtbot, page, long)
@@ -241,6 +247,38 @@ def resting_height(page):
     return before[0] if before == [item.height() for item in shown(page)] else None
 
 
+def test_a_pasted_text_is_named_once_in_the_request(qtbot, page, server):
+    data = QMimeData()
+    data.setText("a long line\n" * 1000)
+    page.composer.editor.insertFromMimeData(data)
+    ask(qtbot, page, "Summarize it")
+    content = server.bodies[0]["messages"][0]["content"]
+    assert content == f"[pasted text 1.txt]\n{data.text()}\n[end of pasted text 1.txt]\n\nSummarize it"
+
+
+def test_a_question_for_a_new_chat_keeps_its_files_and_the_draft_there(qtbot, services, page, server):
+    page.composer.set_text("half a thought")
+    page.controller.open(services.store.submit(_long_chat).result())
+    qtbot.waitUntil(lambda: len(page.controller.tree.path()) == 4)
+    failed = page.controller.tree.path()[-1]
+    page.message_actions._apply_remedy(failed.id, "new")
+    assert page.controller.conversation.id == 0
+    assert page.composer.text == "Which boats?\n\nhalf a thought"
+    assert [item.text for item in page.composer.attachments] == ["All boats"]
+
+
+def _long_chat(connection):
+    """A chat whose last question did not fit."""
+    chat = conversations.create(connection, title="Boats", model="spark")
+    before = messages.add(connection, chat.id, None, "user", "Hi")
+    answer = messages.add(connection, chat.id, before.id, "assistant", "Hello")
+    files = [Attachment("boats.txt", "text/plain", "All boats")]
+    asked = messages.add(connection, chat.id, answer.id, "user", "Which boats?", attachments=files)
+    facts = AnswerFacts(error="Too long.", error_code="context_length_exceeded")
+    messages.add(connection, chat.id, asked.id, "assistant", "", status="error", facts=facts)
+    return chat.id
+
+
 def test_a_draft_too_long_for_the_model_is_told_before_anything_is_sent(qtbot, page, server):
     page.composer.set_text("x" * 9000)
     assert page.composer.meter.level == "bad"
@@ -248,3 +286,34 @@ def test_a_draft_too_long_for_the_model_is_told_before_anything_is_sent(qtbot, p
     page.banner.hide()
     page.composer.set_text("x" * 9001)
     assert not page.banner.isVisible(), "a closed warning does not come back with every letter"
+
+
+def test_a_sent_draft_does_not_come_back_in_the_next_new_chat(qtbot, page):
+    ask(qtbot, page, "First chat")
+    first = page.controller.conversation.id
+    page.new_chat()
+    page.composer.set_text("half a thought")
+    page.open(first)
+    qtbot.waitUntil(lambda: page.composer.text == "")
+    page.new_chat()
+    ask(qtbot, page, page.composer.text + ", thought through")
+    page.new_chat()
+    assert page.composer.text == ""
+
+
+def test_the_draft_of_a_new_chat_is_there_after_a_restart_with_another_chat_open(qtbot, desktop):
+    window = desktop.window
+    ask(qtbot, window.chat, "First chat")
+    first = window.chat.controller.conversation.id
+    window.new_chat()
+    window.chat.composer.set_text("half a thought")
+    window.chat.open(first)
+    qtbot.waitUntil(lambda: window.chat.controller.conversation.id == first)
+    window.save_state()
+    window.new_chat()
+    window.chat.composer.clear()
+    window._restore()
+    qtbot.waitUntil(lambda: window.chat.controller.conversation.id == first)
+    assert window.chat.composer.text == ""
+    window.new_chat()
+    assert window.chat.composer.text == "half a thought"

@@ -19,7 +19,7 @@ from app.gui.chat.message_widget import MessageWidget, folded
 from app.gui.documents.citations import GroundsCard, SourcesCard
 from app.gui.reasons import known_text
 from app.gui.theme import Theme
-from app.gui.widgets.basics import IconButton, button, framed, label, row, set_kind, stack
+from app.gui.widgets.basics import IconButton, button, framed, label, literal, row, set_kind, stack
 from app.gui.widgets.virtual_list import Column, ColumnItem
 from app.tools.types import shown_text
 
@@ -83,7 +83,7 @@ class ChatTranscript(Transcript):
         super().__init__(services.theme, self._item_of, self._height_of)
         self._services, self._controller, self._note_of = services, controller, note_of
         self._items = MessageItems(services, controller, actions, self.scroll_to, note_of)
-        controller.message_changed.connect(self.rebuild)
+        controller.message_changed.connect(self._on_changed)
         controller.text_arrived.connect(self._on_text)
         controller.phase_changed.connect(self._on_phase)
         controller.compactor.changed.connect(lambda: self.set_keys(self._items.keys()))
@@ -136,6 +136,10 @@ class ChatTranscript(Transcript):
         item = self.item(message_id)
         pane = item.pane(message_id) if isinstance(item, PairWidget) else item
         return pane if isinstance(pane, MessageWidget) else None
+
+    def _on_changed(self, message_id: int) -> None:
+        """Show the new state. An answer that is generated again is no longer edited."""
+        self.rebuild(message_id, ends_edit=self._controller.tree[message_id].status == "streaming")
 
     def _on_text(self, message_id: int, content: str, reasoning: str) -> None:
         pane = self.pane(message_id)
@@ -202,6 +206,11 @@ class FoldItem(ColumnItem):
         self.setLayout(self._column)
         self.editor: MessageEditor | None = None
 
+    @property
+    def is_edited(self) -> bool:
+        """Whether its editor is open."""
+        return self.editor is not None
+
     def fit(self, width: int) -> int:
         """Lay out for this width. Returns the height."""
         self.text.setMinimumHeight(self.text.heightForWidth(width - 4 * self._theme.tokens.unit))
@@ -220,6 +229,7 @@ class FoldItem(ColumnItem):
             self.editor = None
             self.text.show()
             self.height_changed.emit()
+            self.edit_ended.emit()
 
         def save(text: str) -> None:
             close()
@@ -377,7 +387,7 @@ class ToolItem(ColumnItem):
     def _show(self, *, opened: bool) -> None:
         self.unfolding.emit()
         self.text.setVisible(opened)
-        self.fold.setText(("▾ " if opened else "▸ ") + self._words.replace("&", "&&"))
+        self.fold.setText(("▾ " if opened else "▸ ") + literal(self._words))
         self.fold.setAccessibleName(self._words)
         self.height_changed.emit()
 
@@ -401,12 +411,18 @@ class PairWidget(ColumnItem):
         for pane in panes:
             pane.height_changed.connect(self.height_changed)
             pane.unfolding.connect(self.unfolding)
+            pane.edit_ended.connect(self.edit_ended)
             layout.addWidget(self._framed(pane, chosen_id, busy=busy), 1)
         if len(panes) == 1:
             note = label(self.tr("Waits for the first answer, so that both run at full speed"), "muted", wrap=True)
             holder = framed("card")
             holder.setLayout(stack(label(waiting, "small"), note, 1, spacing=4, margins=(16, 16, 16, 16)))
             layout.addWidget(holder, 1)
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether the editor of a half is open."""
+        return any(pane.is_edited for pane in self.panes)
 
     def pane(self, message_id: int) -> MessageWidget | None:
         """The half that shows this message, or None."""

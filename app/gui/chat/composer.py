@@ -4,16 +4,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import QCoreApplication, QEvent, QMimeData, QObject, QRectF, QSize, Qt, QTimer, Signal
+from PySide6.QtCore import QBuffer, QCoreApplication, QEvent, QMimeData, QObject, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import (
-    QColor,
     QDragEnterEvent,
     QDropEvent,
     QFocusEvent,
+    QImage,
     QKeyEvent,
     QKeySequence,
     QMouseEvent,
-    QPaintEvent,
     QResizeEvent,
 )
 from PySide6.QtWidgets import (
@@ -26,28 +25,43 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.attachments import Document, document_text, parted, read
+from app.attachments import (
+    IMAGES,
+    MAX_IMAGE_BYTES,
+    MAX_TEXT_BYTES,
+    Document,
+    DocumentError,
+    parted,
+    read,
+)
 from app.db.records import Attachment
 from app.gui.background import Background
 from app.gui.chat.answer_stats import number
+from app.gui.chat.context_meter import ContextMeter
 from app.gui.chat.request import estimate_tokens
 from app.gui.formatted import plain_tip
 from app.gui.reasons import error_message
 from app.gui.theme import Theme
-from app.gui.widgets.basics import ElidedLabel, IconButton, button, clear, framed, holding, label, row, stack
+from app.gui.widgets.basics import IconButton, button, clear, framed, holding, label, row, stack
+from app.gui.widgets.elided import ElidedLabel
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.growing_text import GrowingText
-from app.gui.widgets.swatch import shape_painter
 
 _MOST_LINES = 10
 _SHOWN_WAITING = 200  # characters
-_PASTED = "pasted text"
+_PASTED, _PASTED_IMAGE = "pasted text", "pasted image"
 MOST_CHIPS = 12  # files that are shown by name
+_NAMED_PROBLEMS = 5  # files whose problem is named
 _NAMED = 40  # further files that the tooltip of their number names
 _LATER_MS = 100
 _AROUND = 8  # pixels of padding above and below the text
 _LONG_TEXT = 10_000  # characters; a longer pasted text becomes an attachment
 _BESIDE_HINT = 76  # pixels of margins and gaps in the line of the hint
+
+
+def local_files(source: QMimeData) -> list[str]:
+    """The files of this computer in what is dropped or pasted, without addresses of web pages."""
+    return [url.toLocalFile() for url in source.urls() if url.isLocalFile()]
 
 
 class _Editor(GrowingText):
@@ -56,6 +70,7 @@ class _Editor(GrowingText):
     send_pressed = Signal()
     files_given = Signal(list)
     text_given = Signal(str)
+    image_given = Signal(QImage)
     prompts_wanted = Signal()
     focus_changed = Signal(bool)
 
@@ -81,14 +96,16 @@ class _Editor(GrowingText):
         super().keyPressEvent(event)
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:
-        """Accept files as well as text."""
-        return source.hasUrls() or super().canInsertFromMimeData(source)
+        """Accept files and images as well as text."""
+        return source.hasUrls() or source.hasImage() or super().canInsertFromMimeData(source)
 
     def insertFromMimeData(self, source: QMimeData) -> None:
-        """Attach files and long texts; insert other text as plain text."""
-        files = [url.toLocalFile() for url in source.urls() if url.isLocalFile()]
+        """Attach files, long texts, and an image without text; insert other text as plain text."""
+        files = local_files(source)
         if files:
             self.files_given.emit(files)
+        elif source.hasImage() and not source.hasText():
+            self.image_given.emit(source.imageData())
         elif self._attaches and len(source.text()) > _LONG_TEXT:
             self.text_given.emit(source.text())
         else:
@@ -105,78 +122,7 @@ class _Editor(GrowingText):
         self.focus_changed.emit(False)
 
 
-_BAR, _FULL = 4, 100  # thickness of the bar in pixels; percent
 _SEND = 32  # side of the send button in pixels at the normal text size
-
-
-class ContextMeter(QWidget):
-    """A bar that shows the used context and the part that the draft would add, below its percentage."""
-
-    def __init__(self, theme: Theme) -> None:
-        super().__init__()
-        self._theme = theme
-        self._used = self._draft = self._total = 0
-        self._warn_frac = 0.8
-        theme.changed.connect(self._fit)
-        self._fit()
-
-    def _fit(self) -> None:
-        """Fit the size to the text and the bar."""
-        self.setFont(self._theme.font("small"))
-        metrics = self.fontMetrics()
-        widest = metrics.horizontalAdvance(self._words(_FULL))
-        self.setFixedSize(max(self._theme.tokens.scaled(72), widest), metrics.height() + _BAR)
-        self.update()
-
-    def _words(self, percent: int) -> str:
-        return self.tr("Context {n} %").format(n=number(percent))
-
-    def show_counts(self, used: int, draft: int, total: int, warn_frac: float) -> None:
-        """Update the bar. All values are tokens, except `warn_frac`, a fraction of `total`."""
-        if (used, draft, total, warn_frac) == (self._used, self._draft, self._total, self._warn_frac):
-            return  # most keys change no count
-        self._used, self._draft, self._total, self._warn_frac = used, draft, total, warn_frac
-        self.setVisible(total > 0)
-        if total:
-            words = self.tr("Context: {used} of {total} tokens used, about {draft} by your draft").format(
-                used=number(used), total=number(total), draft=number(draft)
-            )
-            self.setToolTip(plain_tip(words))
-            self.setAccessibleName(words)
-        self.update()
-
-    @property
-    def level(self) -> str:
-        """Fill level including the draft: "ok", "warn" or "bad"."""
-        after = self._used + self._draft
-        if not self._total or after < self._total * self._warn_frac:
-            return "ok"
-        return "warn" if after < self._total else "bad"
-
-    def paintEvent(self, event: QPaintEvent) -> None:
-        del event
-        painter = shape_painter(self)
-        tokens = self._theme.tokens
-        bar = QRectF(0, self.height() - _BAR, self.width(), _BAR)
-        painter.setBrush(tokens.colour("track"))
-        painter.drawRoundedRect(bar, _BAR / 2, _BAR / 2)
-        if not self._total:
-            return
-        percent = round(100 * (self._used + self._draft) / self._total)
-        painter.setPen(tokens.colour("muted" if self.level == "ok" else "text"))
-        painter.drawText(
-            self.rect(), Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignHCenter, self._words(percent)
-        )
-        painter.setPen(Qt.PenStyle.NoPen)
-        colour = tokens.colour({"ok": "accent", "warn": "warn", "bad": "bad"}[self.level])
-        pale = QColor(colour)
-        pale.setAlphaF(0.45)
-        for share, brush in ((self._used + self._draft, pale), (self._used, colour)):
-            width = self.width() * min(1.0, share / self._total)
-            painter.setBrush(brush)
-            painter.drawRoundedRect(
-                QRectF(0, bar.top(), max(width, _BAR if share else 0), _BAR), _BAR / 2, _BAR / 2
-            )
 
 
 class _SendButton(QToolButton):
@@ -221,6 +167,7 @@ class Composer(QFrame):
         self.editor.send_pressed.connect(self.send)
         self.editor.files_given.connect(self.attach)
         self.editor.text_given.connect(self._attach_text)
+        self.editor.image_given.connect(self._attach_image)
         self.editor.prompts_wanted.connect(self.prompts_wanted)
         self.editor.focus_changed.connect(self._on_focus_changed)
         self.editor.textChanged.connect(self._on_text_changed)
@@ -322,7 +269,13 @@ class Composer(QFrame):
     def send(self) -> None:
         """Send the draft if it is not empty. Without a model, or during a response, it waits or stays."""
         text = self.text.strip()
-        if not (text or self.attachments) or not (self._queues or self._free):
+        if not (text or self.attachments):
+            return
+        if not (self._queues or self._free):
+            reason = (
+                self.tr("the last request is still running") if self._busy else self.tr("there is no model yet")
+            )
+            self.failed.emit(self.tr("Not sent: {reason}. Your text stays here.").format(reason=reason))
             return
         if self._chat in self._reading:
             self._sends_when_read = True
@@ -351,9 +304,13 @@ class Composer(QFrame):
         """Put all waiting messages in front of the draft."""
         if self._queue:
             waiting, self._queue = self._queue, []
-            texts = [text for text, _ in waiting if text] + ([self.text] if self.text else [])
             self._show_waiting()
-            self.set_draft("\n\n".join(texts), [item for _, items in waiting for item in items] + self.attachments)
+            self.give_back(*waiting)
+
+    def give_back(self, *messages: tuple[str, tuple[Attachment, ...]]) -> None:
+        """Put messages that could not be sent in front of the draft."""
+        texts = [text for text, _ in messages if text] + ([self.text] if self.text else [])
+        self.set_draft("\n\n".join(texts), [item for _, items in messages for item in items] + self.attachments)
 
     @property
     def _free(self) -> bool:
@@ -386,7 +343,14 @@ class Composer(QFrame):
     def _attach_text(self, text: str) -> None:
         number = sum(item.name.startswith(_PASTED) for item in self.attachments) + 1
         name = f"{_PASTED} {number}.txt"
-        self._add(Attachment(name, "text/plain", document_text(name, text)))
+        if len(text) > MAX_TEXT_BYTES:
+            self.failed.emit(error_message(DocumentError(name, f"it is larger than {MAX_TEXT_BYTES >> 20} MiB")))
+            return
+        self._add(Attachment(name, "text/plain", text))
+
+    def _attach_image(self, image: QImage) -> None:
+        count = sum(item.name.startswith(_PASTED_IMAGE) for item in self.attachments) + 1
+        self._read_all([partial(_png, f"{_PASTED_IMAGE} {count}.png", image)])
 
     def clear(self) -> None:
         self.attachments.clear()
@@ -394,11 +358,15 @@ class Composer(QFrame):
         self.editor.clear()
 
     def attach(self, files: list[str]) -> None:
-        """Read these files and add them to the draft. A message that is sent meanwhile waits for them."""
-        chat = self._chat
+        """Read these files and add them to the draft."""
         models, files = parted(files)
         if models:
             self.models_given.emit(models)
+        self._read_all([partial(read, Path(name)) for name in files])
+
+    def _read_all(self, reads: Sequence[Callable[[], Document]]) -> None:
+        """Add what these functions return to the draft. A message that is sent meanwhile waits for it."""
+        chat, problems = self._chat, list[str]()
 
         def done(document: Document) -> None:
             item = Attachment(document.name, document.mime, document.text, document.data)
@@ -411,11 +379,14 @@ class Composer(QFrame):
         def failed(error: Exception) -> None:
             self._sends_when_read = False
             self._end_reading(chat)
-            self.failed.emit(error_message(error))
+            problems.append(error_message(error))
+            more = len(problems) - _NAMED_PROBLEMS
+            rest = [self.tr("Not attached: {n} more").format(n=number(more))] if more > 0 else []
+            self.failed.emit("\n".join(problems[:_NAMED_PROBLEMS] + rest))
 
-        for name in files:
+        for each in reads:
             self._reading.append(chat)
-            self._background.run(partial(read, Path(name)), done, failed, self)
+            self._background.run(each, done, failed, self)
 
     def _end_reading(self, chat: int) -> None:
         self._reading.remove(chat)
@@ -436,11 +407,11 @@ class Composer(QFrame):
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         """Accept dropped files."""
-        if event.mimeData().hasUrls():
+        if local_files(event.mimeData()):
             event.acceptProposedAction()
 
     def dropEvent(self, event: QDropEvent) -> None:
-        self.attach([url.toLocalFile() for url in event.mimeData().urls() if url.isLocalFile()])
+        self.attach(local_files(event.mimeData()))
         event.acceptProposedAction()
 
     def _add(self, item: Attachment) -> None:
@@ -541,6 +512,16 @@ class Composer(QFrame):
         can = self._can_press
         self._send.setEnabled(can)
         self._send.setIcon(self._theme.icon("stop" if self._busy else "send", "on_accent" if can else "muted"))
+
+
+def _png(name: str, image: QImage) -> Document:
+    """An image as an attachment. Raises: DocumentError: it is too large."""
+    buffer = QBuffer()
+    buffer.open(QBuffer.OpenModeFlag.WriteOnly)
+    image.save(buffer, "PNG")
+    if buffer.size() > MAX_IMAGE_BYTES:
+        raise DocumentError(name, f"it is larger than {MAX_IMAGE_BYTES >> 20} MiB")
+    return Document(name, IMAGES[".png"], data=buffer.data().data())
 
 
 _Held = Qt.KeyboardModifier

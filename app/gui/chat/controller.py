@@ -215,8 +215,8 @@ class ChatController(QObject):
         self.opened.emit()
 
     def rewrite(self, message_id: int, text: str) -> None:
-        """Replace a response by the user's text and mark it as edited."""
-        if self.busy or message_id not in self.tree:
+        """Replace a response by the user's text and mark it as edited, also while another one is generated."""
+        if message_id in {self.answering_id, self._preparing} or message_id not in self.tree:
             return
         message = self.tree[message_id]
         facts = message.facts.updated(AnswerFacts(edited=True))
@@ -284,13 +284,14 @@ class ChatController(QObject):
                 self.message_changed.emit(turn.answer.id)
 
         def failed(error: Exception) -> None:
-            if start == self._starting:
-                self._starting = 0
-                self.busy_changed.emit(False)
+            is_awaited = start == self._starting
+            self._starting = 0 if is_awaited else self._starting
             if on_not_saved is not None:
                 on_not_saved(error_message(error))
             else:
                 self.save_failed.emit("", (), error_message(error))
+            if is_awaited:  # last: messages that wait may be sent now
+                self.busy_changed.emit(False)
 
         self._watch(future, done, failed)
 

@@ -25,8 +25,9 @@ class MessageActions(QObject):
 
     server_wanted = Signal()
     edit_wanted = Signal(int)
-    asked_anew = Signal(str)  # message text for a new chat
+    asked_anew = Signal(str, tuple)  # text and attachments of a message for a new chat
     forked = Signal(int)  # id of the new conversation
+    interrupting = Signal()  # a running answer is ended, because a message above it is edited or deleted
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class MessageActions(QObject):
     def follow(self, widget: MessageWidget) -> None:
         chat = self._controller
         widget.regenerate.connect(chat.regenerate)
-        widget.edited.connect(chat.edit)
+        widget.edited.connect(self._ask_again)
         widget.continued.connect(chat.continue_answer)
         widget.switched.connect(chat.switch_branch)
         widget.rewritten.connect(chat.rewrite)
@@ -53,6 +54,21 @@ class MessageActions(QObject):
         widget.removed.connect(self._confirm_removal)
         widget.forked.connect(self._fork)
         self._reading.follow(widget)
+
+    def _ask_again(self, message_id: int, text: str) -> None:
+        """Send an edited message."""
+        self._end_answer()
+        self._controller.edit(message_id, text)
+
+    def _remove(self, message_id: int) -> None:
+        self._end_answer()
+        self._controller.remove(message_id)
+
+    def _end_answer(self) -> None:
+        """End a running answer, which is below the message that the user edits or deletes."""
+        if self._controller.busy:
+            self.interrupting.emit()
+            self._controller.stop()
 
     def retry_waiting(self) -> None:
         """Retry the response that failed while the server was unreachable."""
@@ -104,13 +120,13 @@ class MessageActions(QObject):
             path = chat.tree.path()
             chat.compactor.fold_more(chat.conversation, path, lambda: self._regenerate_if_shown(message_id))
         else:
-            self.asked_anew.emit(chat.tree[question].content)
+            self.asked_anew.emit(chat.tree[question].content, chat.tree[question].attachments)
 
     def _confirm_removal(self, message_id: int) -> None:
         self._banner.notify(
             self.tr("Delete this message and everything after it? This cannot be undone."),
             "warn",
-            (self.tr("Delete"), lambda: self._controller.remove(message_id)),
+            (self.tr("Delete"), lambda: self._remove(message_id)),
         )
 
     def _fork(self, message_id: int) -> None:

@@ -109,6 +109,11 @@ class MessageWidget(ColumnItem):
             self.add_below_text(label(words, "small", wrap=True))
 
     @property
+    def is_edited(self) -> bool:
+        """Whether its editor is open."""
+        return self._editor is not None
+
+    @property
     def text_view(self) -> MarkdownView:
         """The view of the message's own text."""
         return self._body
@@ -196,7 +201,7 @@ class MessageWidget(ColumnItem):
             chips = Flow()
             for item in self.message.attachments[:MOST_CHIPS]:
                 chip = label(item.name, "chip")
-                length = self.tr("{n} characters in the context").format(n=len(item.text))
+                length = self.tr("{n} characters in the context").format(n=formatted.whole(len(item.text)))
                 chip.setToolTip(formatted.plain_tip(length) if item.text else "")
                 chips.add(chip)
             if more := self.message.attachments[MOST_CHIPS:]:
@@ -269,6 +274,7 @@ class MessageWidget(ColumnItem):
             for widget in shown:
                 widget.show()
             self.height_changed.emit()
+            self.edit_ended.emit()
 
         def ask(text: str) -> None:
             close()

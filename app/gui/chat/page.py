@@ -69,6 +69,8 @@ class ChatPage(QSplitter):
         self.side = SideWork(services, self.controller, self.composer, self)
         self.voice = Voice(services, self.composer, self.banner, self)
         self.message_actions = MessageActions(services, self.controller, self.banner, self.voice.reading, self)
+        # Otherwise messages that wait would be sent before the edited one.
+        self.message_actions.interrupting.connect(self.composer.take_back)
         again = self.message_actions.answer_again
         self.wrong_answers = WrongAnswersNotice(services, self.controller, self.banner, again, self)
         self.transcript = ChatTranscript(services, self.controller, self.message_actions, self.wrong_answers.note)
@@ -283,6 +285,11 @@ class ChatPage(QSplitter):
         self.controller.change(model=model_id)
         self._show_models()
 
+    @property
+    def new_chat_draft(self) -> str:
+        """The text that waits in the chat that is not there yet."""
+        return self._drafts.new_text
+
     def save_draft(self) -> None:
         """Save the draft. Messages that wait become part of it: they belong to this chat."""
         self.voice.dictation.cancel()
@@ -417,7 +424,8 @@ class ChatPage(QSplitter):
 
     def _on_save_failed(self, text: str, attachments: tuple[Attachment, ...], reason: str) -> None:
         if text or attachments:
-            self.composer.set_draft(text, attachments)
+            self.composer.take_back()
+            self.composer.give_back((text, attachments))
         self.banner.notify(
             self.tr("This could not be saved: {reason}. Your text is still here.").format(
                 reason=reason.rstrip(".")
@@ -472,16 +480,20 @@ class ChatPage(QSplitter):
 
         if self.controller.conversation.id in ids:
             self.new_chat()
-        words = self.tr("Chat deleted.") if len(ids) == 1 else self.tr("{n} chats deleted.").format(n=len(ids))
+        words = (
+            self.tr("Chat deleted.")
+            if len(ids) == 1
+            else self.tr("{n} chats deleted.").format(n=formatted.whole(len(ids)))
+        )
         self.banner.notify(words, "info", (self.tr("Undo"), undo))
 
     def _on_archived(self, ids: list[int]) -> None:
         undo = (self.tr("Undo"), lambda: self.sidebar.unarchive(ids))
         self.banner.notify(self.tr("Archived. Search still finds it."), "info", undo)
 
-    def _start_with(self, text: str) -> None:
+    def _start_with(self, text: str, attachments: tuple[Attachment, ...]) -> None:
         self.new_chat()
-        self.composer.set_text(text)
+        self.composer.give_back((text, attachments))
 
     def _edit(self, message_id: int) -> None:
         pane = self.transcript.pane(message_id)
@@ -541,6 +553,11 @@ class Drafts(QObject):
         composer.read_for_other.connect(lambda chat, item: self._attached.setdefault(chat, []).append(item))
         controller.conversation_changed.connect(self._on_conversation)
 
+    @property
+    def new_text(self) -> str:
+        """The draft of the new chat, which may be shown now."""
+        return self._new_text if self._shown_id else self._composer.text
+
     def save(self) -> None:
         self._timer.stop()
         chat = self._controller.conversation
@@ -558,7 +575,8 @@ class Drafts(QObject):
             self._new_text = composer.text
         self._shown_id = chat.id
         composer.show_chat(chat.id)
-        composer.set_draft(chat.draft if chat.id else self._new_text, self._attached.pop(chat.id, []))
+        new_text, self._new_text = self._new_text, "" if not chat.id else self._new_text
+        composer.set_draft(chat.draft if chat.id else new_text, self._attached.pop(chat.id, []))
         self._timer.stop()
 
     def take(self) -> tuple[str, list[Attachment]]:

@@ -22,6 +22,12 @@ class ColumnItem(QWidget):
 
     height_changed = Signal()
     unfolding = Signal()  # the user shows or hides a part, which will change the height
+    edit_ended = Signal()
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether it has text of the user that is not saved yet. Such an item stays until the edit ends."""
+        return False
 
     def fit(self, width: int) -> int:
         """Lay out for this width. Returns the required height."""
@@ -51,6 +57,7 @@ class Column(QAbstractScrollArea):
         self._measured: list[bool] = []
         self._tops: list[int] = [0]
         self._widgets: dict[int, ColumnItem] = {}
+        self._outdated: set[int] = set()  # items that are rebuilt once their edit ends
         self._stick = True
         self._arranging = False
         self.setFrameShape(QFrame.Shape.NoFrame)
@@ -72,9 +79,11 @@ class Column(QAbstractScrollArea):
         self._later.start()
 
     def set_keys(self, keys: Sequence[int]) -> None:
-        """Show these items, scrolled to the end."""
-        for key in list(self._widgets):
+        """Show these items, scrolled to the end. An item that is being edited stays."""
+        stay = {key for key in keys if key in self._widgets and self._widgets[key].is_edited}
+        for key in self._widgets.keys() - stay:
             self._drop(key)
+        self._outdated = stay
         self._keys = list(keys)
         self._index = {key: position for position, key in enumerate(self._keys)}
         self._heights = [self._estimate(key) for key in self._keys]
@@ -98,9 +107,12 @@ class Column(QAbstractScrollArea):
     def items(self) -> list[ColumnItem]:
         return list(self._widgets.values())
 
-    def rebuild(self, key: int) -> None:
-        """Create the item's widget again."""
-        if key in self._index:
+    def rebuild(self, key: int, *, ends_edit: bool = False) -> None:
+        """Create the item's widget again, once its edit has ended. `ends_edit`: now, without the edited text."""
+        widget = self._widgets.get(key)
+        if widget is not None and widget.is_edited and not ends_edit:
+            self._outdated.add(key)
+        elif key in self._index:
             self._drop(key)
             self._measured[self._index[key]] = False
             self._arrange()
@@ -185,6 +197,7 @@ class Column(QAbstractScrollArea):
             widget.setParent(self.viewport())
             widget.height_changed.connect(lambda: self._on_height_changed(key))
             widget.unfolding.connect(lambda: self._on_unfolding(key))
+            widget.edit_ended.connect(lambda: self._on_edit_ended(key))
             self._widgets[key] = widget
         self._heights[position] = widget.fit(self._width())
         self._measured[position] = True
@@ -195,6 +208,10 @@ class Column(QAbstractScrollArea):
             return
         self._measured[position] = False
         self._arrange()
+
+    def _on_edit_ended(self, key: int) -> None:
+        if key in self._outdated:
+            self.rebuild(key)
 
     def _on_unfolding(self, key: int) -> None:
         """Keep what is above that part in place, also at the end: it holds the button under the pointer.
@@ -253,15 +270,16 @@ class Column(QAbstractScrollArea):
             top = self._tops[position] - value
             bottom = top + self._heights[position]
             widget = self._widgets[key]
-            if bottom < -margin or top > height + margin:
-                if not widget.isAncestorOf(self.focusWidget()) if self.focusWidget() else True:
-                    self._drop(key)
+            has_focus = widget.isAncestorOf(self.focusWidget() or self)
+            if (bottom < -margin or top > height + margin) and not (has_focus or widget.is_edited):
+                self._drop(key)
                 continue
             widget.setGeometry(left, top, width, self._heights[position])
             widget.show()
 
     def _drop(self, key: int) -> None:
         widget = self._widgets.pop(key, None)
+        self._outdated.discard(key)
         if widget is not None:
             if (focused := QApplication.focusWidget()) is not None and widget.isAncestorOf(focused):
                 self.setFocus()  # otherwise Qt moves the focus to the next widget of the window
