@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from PySide6.QtCore import QByteArray, QObject, QPoint, QSize, QTimer, Signal
+from PySide6.QtCore import QByteArray, QObject, QPoint, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QAction, QCloseEvent, QDragEnterEvent, QDropEvent, QIcon, QKeySequence
 from PySide6.QtWidgets import (
     QHBoxLayout,
@@ -21,6 +21,7 @@ from app.db import conversations
 from app.db.records import Conversation
 from app.db.store import TEMPORARY
 from app.gui.app_context import AppContext
+from app.gui.chat.composer import local_files
 from app.gui.chat.page import ChatPage
 from app.gui.close_guard import question
 from app.gui.navigation import Destination, Rail, Sections
@@ -140,17 +141,18 @@ class MainWindow(QMainWindow):
         self._geometry.remove(f"seen/{name}")
 
     def save_state(self) -> None:
+        """Save the draft, which ends what waits to be sent, and the layout."""
         self.chat.save_draft()
+        self._save_layout()
+
+    def _save_layout(self) -> None:
         self._geometry.setValue("geometry", self.saveGeometry())
         self._geometry.setValue("sidebar", self.chat.saveState())
         for page in self._built.values():
             keep_splitters(page, self._geometry)
         number = self.chat.controller.conversation.id
         self._geometry.setValue("conversation", number if number < TEMPORARY else 0)
-        if not number:
-            self._geometry.setValue("draft", self.chat.composer.text)
-        else:
-            self._geometry.remove("draft")
+        self._geometry.setValue("draft", self.chat.new_chat_draft)
         self._geometry.sync()
 
     def _restore(self) -> None:
@@ -164,10 +166,9 @@ class MainWindow(QMainWindow):
             self.chat.restoreState(sidebar)
         draft = self._geometry.value("draft", "")
         number = str(self._geometry.value("conversation", "0"))
+        self.chat.composer.set_text(str(draft))  # of the new chat, also if another one is opened now
         if number.isdigit() and int(number):
             QTimer.singleShot(0, self, lambda: self.chat.open(int(number)))
-        elif draft:
-            self.chat.composer.set_text(str(draft))
 
     def _stay_on_screen(self) -> None:
         """Fit the window with its frame into the screen's available area."""
@@ -297,22 +298,21 @@ class MainWindow(QMainWindow):
             self.chat.composer.attach(others)
         if models:
             self.models_dropped.emit(models)
-        self.raise_()
-        self.activateWindow()
+        self.tray.show_window()
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         """Accept files anywhere in the window."""
-        if event.mimeData().hasUrls():
+        if local_files(event.mimeData()):
             event.acceptProposedAction()
 
     def dropEvent(self, event: QDropEvent) -> None:
-        self.open_files([url.toLocalFile() for url in event.mimeData().urls() if url.isLocalFile()])
+        self.open_files(local_files(event.mimeData()))
         event.acceptProposedAction()
 
     def closeEvent(self, event: QCloseEvent) -> None:
         """Save the state and close. Asks first only if closing would lose unfinished jobs."""
-        self.save_state()
         if self.tray.keeps_running and not self._quitting:
+            self._save_layout()  # messages that wait for the running answer are sent as usual
             self.hide()
             event.ignore()
             return
@@ -320,20 +320,18 @@ class MainWindow(QMainWindow):
         if lost and not self._sure:
             event.ignore()
             self.tray.show_window()
-            self.banner.notify(
-                question(lost), "warn", (self.tr("Close"), self.quit_now), (self.tr("Stay"), self._stay)
-            )
+            starts_again, self.starts_again = self.starts_again, False  # until the user decides to close
+            close = (self.tr("Close"), partial(self.quit_now, starts_again=starts_again))
+            self.banner.notify(question(lost), "warn", close, (self.tr("Stay"), lambda: None))
             return
+        self.save_state()
         self.chat.stop()
         super().closeEvent(event)
         self.closed.emit()
 
-    def _stay(self) -> None:
-        self.starts_again = False
-
-    def quit_now(self) -> None:
+    def quit_now(self, *, starts_again: bool = False) -> None:
         """Quit without asking."""
-        self._sure = True
+        self._sure, self.starts_again = True, starts_again
         self.quit()
 
 
@@ -376,6 +374,8 @@ class Tray(QObject):
             self._icon.showMessage("Tessera", words)
 
     def show_window(self) -> None:
+        """Bring the window to the front, also if it is hidden or minimized."""
+        self._window.setWindowState(self._window.windowState() & ~Qt.WindowState.WindowMinimized)
         self._window.show()
         self._window.raise_()
         self._window.activateWindow()

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -40,17 +41,53 @@ from tests.gui.wire import job
 # -- one instance
 
 
+def start(files):
+    """Start the program as far as needed to know whether it becomes the window."""
+    instance = SingleInstance()
+    is_window = instance.claim(files)
+    instance.release()
+    return is_window
+
+
 def test_a_second_start_hands_its_files_over_and_ends(qtbot, home):
-    first, second = SingleInstance(), SingleInstance()
+    first = SingleInstance()
     assert first.claim([])
-    with qtbot.waitSignal(first.opened) as opened:
-        assert not second.claim(["/models/a.gguf"])
+    with ThreadPoolExecutor(1) as pool:
+        with qtbot.waitSignal(first.opened) as opened:
+            second = pool.submit(start, ["/models/a.gguf"])
+        assert second.result(60) is False
     assert opened.args == [["/models/a.gguf"]]
     first.release()
-    assert second.claim([]), "when the first has ended, the next is the window"
-    second.release()
-    for made in (first, second):
-        made.deleteLater()
+    assert start([]), "when the first has ended, the next is the window"
+    first.deleteLater()
+
+
+def test_a_start_while_the_window_closes_waits_and_becomes_the_window(qtbot, home):
+    first = SingleInstance()
+    assert first.claim([])
+    knocking = QLocalSocket()
+    knocking.connectToServer(first._name)
+    assert knocking.waitForConnected(60_000)
+    first.stop_answering()
+    assert not knocking.waitForReadyRead(60_000)
+    assert knocking.state() == QLocalSocket.LocalSocketState.UnconnectedState, "it knows that nobody took its files"
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(start, ["/models/a.gguf"])
+        with pytest.raises(TimeoutError):
+            second.result(0.3)
+        first.release()
+        assert second.result(60) is True
+    first.deleteLater()
+
+
+def test_a_second_start_shows_a_hidden_and_a_minimized_window(qtbot, desktop):
+    window = desktop.window
+    window.hide()  # as the tray does
+    window.open_files([])
+    assert window.isVisible()
+    window.showMinimized()
+    window.open_files([])
+    assert not window.isMinimized()
 
 
 def test_qt_does_not_read_the_source_of_what_is_imported_later(monkeypatch, tmp_path):
@@ -169,6 +206,25 @@ def test_a_change_that_needs_a_restart_offers_it_and_the_window_starts_again(qtb
     press(page.banner, "Restart now")
     assert window.starts_again
     assert not window.isVisible()
+
+
+@pytest.mark.parametrize("stay", [lambda banner: press(banner, "Stay"), lambda banner: banner._close.click()])
+def test_a_restart_that_the_user_gives_up_is_none_at_the_next_close(qtbot, desktop, stay):
+    window = desktop.window
+    window.find_lost = lambda: ["Make Spark fit"]
+    window.restart()
+    assert window.isVisible()
+    stay(window.banner)
+    window.restart()
+    press(window.banner, "Close")
+    assert window.starts_again
+    window.show()
+    window._sure = False
+    window.restart()
+    stay(window.banner)
+    window.close()
+    press(window.banner, "Close")
+    assert not window.starts_again
 
 
 def test_next_steps_that_gave_way_to_a_warning_are_offered_again_and_then_no_more(qtbot, desktop, server):
@@ -313,8 +369,11 @@ def test_with_the_tray_closing_hides_and_without_one_it_never_does(qtbot, deskto
     desktop.services.settings.set("window.tray", False)
     desktop.services.settings.set("window.tray", True)
     assert window.tray.keeps_running
+    window.chat.composer.set_busy(True)
+    window.chat.composer.submit("Next")
     window.close()
     assert not window.isVisible()
+    assert [text for text, _ in window.chat.composer._queue] == ["Next"], "it is sent when the answer has ended"
     window.tray.show_window()
     assert window.isVisible()
     desktop.services.settings.set("window.tray", False)
