@@ -60,7 +60,11 @@ class LiveSettings(QObject):
         with self._saving:
             if self._unsaved:
                 names, self._unsaved = self._unsaved, set()
-                table.save(self.now, self._path, names)
+                try:
+                    table.save(self.now, self._path, names)
+                except (OSError, SettingsError):
+                    self._unsaved |= names  # the next change or the end saves them too
+                    raise
 
 
 @dataclass(frozen=True)

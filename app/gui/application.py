@@ -83,6 +83,11 @@ class Desktop:
                 self.window.tr("The settings could not be saved: {reason}").format(reason=reason), "bad"
             )
         )
+        self.background.failed.connect(
+            lambda error: self.window.banner.notify(
+                self.window.tr("This could not be done: {reason}").format(reason=error_message(error)), "bad"
+            )
+        )
         for problem in settings.now.problems:
             shown = ": ".join(part for part in (problem.where, problem.name, known_text(problem.reason)) if part)
             self.window.banner.notify(
@@ -145,8 +150,8 @@ class Desktop:
         self.services.theme.close()
 
     def _warm_up(self) -> None:
-        self.background.run(prefers_reduced_motion, self._on_stillness, parent=self.window)
-        self.background.run(warm_up)
+        self.background.run(prefers_reduced_motion, self._on_stillness, lambda _: None, self.window)
+        self.background.run(warm_up, None, lambda _: None)
 
     def _on_stillness(self, still: bool) -> None:
         self.services.theme.still = still
@@ -208,6 +213,7 @@ def run(files: list[str]) -> int:
         )
     desktop.window.open_files([str(Path(name).absolute()) for name in files])
     code = app.exec()
+    instance.stop_answering()
     desktop.close()
     termination.close()
     instance.release()
@@ -431,6 +437,12 @@ class Supervisor(QObject):
 
 _WAIT_MS = 1000
 _MOST_BYTES = 1 << 16
+_TAKEN = b"taken\n"
+# A window that is busy for longer gets the files when it is free.
+_ANSWER_MS = 10_000
+# Time for a window to close: its workers, its server and its database.
+_CLOSING_S = 60.0
+_LOOK_AGAIN_MS = 100
 
 
 class SingleInstance(QObject):
@@ -452,15 +464,15 @@ class SingleInstance(QObject):
 
     def claim(self, files: list[str]) -> bool:
         """Become the first instance and return True, or send `files` to the running one and return False."""
-        if self._hand_over(files):
-            return False
-        try:
-            self._state.mkdir(parents=True, exist_ok=True)
-            self._lock = QLockFile(str(self._state / "window.lock"))
-            if not self._lock.tryLock(0) and self._hand_over(files):
+        lock = self._new_lock()
+        deadline = time.monotonic() + _CLOSING_S
+        while lock is None or not lock.tryLock(_LOOK_AGAIN_MS):
+            if self._hand_over(files):
                 return False
-        except OSError:
-            self._lock = None  # the home folder is not writable, so there is no lock
+            is_held = lock is not None and lock.error() == QLockFile.LockError.LockFailedError
+            if not is_held or time.monotonic() > deadline:
+                break  # no lock can be had here
+        self._lock = lock
         QLocalServer.removeServer(self._name)  # left by a killed process
         self._server = QLocalServer(self)
         self._server.setSocketOptions(QLocalServer.SocketOption.UserAccessOption)
@@ -468,22 +480,40 @@ class SingleInstance(QObject):
         self._server.listen(self._name)
         return True
 
-    def release(self) -> None:
-        """Let another process become the first instance."""
+    def stop_answering(self) -> None:
+        """Take no more files, because this window is closing. The next start waits for `release`."""
         if self._server is not None:
             self._server.close()
+
+    def release(self) -> None:
+        """Let another process become the first instance."""
+        self.stop_answering()
         if self._lock is not None:
             self._lock.unlock()
 
+    def _new_lock(self) -> QLockFile | None:
+        """The lock of the running window; None if the home folder is not writable."""
+        try:
+            self._state.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return None
+        lock = QLockFile(str(self._state / "window.lock"))
+        lock.setStaleLockTime(0)  # a window may run for days: only its process counts
+        return lock
+
     def _hand_over(self, files: list[str]) -> bool:
+        """Send the files to the running window. Returns False if there is none, or if it is closing."""
         socket = QLocalSocket()
         socket.connectToServer(self._name)
         if not socket.waitForConnected(_WAIT_MS):
             return False
         socket.write(json.dumps(files).encode() + b"\n")
         socket.waitForBytesWritten(_WAIT_MS)
+        is_taken = (
+            socket.waitForReadyRead(_ANSWER_MS) or socket.state() == QLocalSocket.LocalSocketState.ConnectedState
+        )
         socket.disconnectFromServer()
-        return True
+        return is_taken
 
     def _on_connection(self) -> None:
         assert self._server is not None
@@ -496,6 +526,8 @@ class SingleInstance(QObject):
                 files = json.loads(bytes(socket.readLine(_MOST_BYTES).data()))
             except (ValueError, RecursionError):
                 files = []
+            socket.write(_TAKEN)
+            socket.flush()
             self.opened.emit([name for name in files if isinstance(name, str)] if isinstance(files, list) else [])
             socket.disconnectFromServer()
 

@@ -45,12 +45,9 @@ class Job(QObject):
         """Call the callback with the result or the error. Main thread only."""
         self.ended = True
         if not self.cancelled.is_set():
-            if error is not None:
-                if self.on_error is None:
-                    log.error("background work failed", exc_info=error)
-                else:
-                    self.on_error(error)
-            elif self.on_done is not None:
+            if error is not None and self.on_error is not None:
+                self.on_error(error)
+            elif error is None and self.on_done is not None:
                 self.on_done(result)
         self.deleteLater()
 
@@ -197,7 +194,12 @@ class _GarbageCollector(QTimer):
 
 
 class Background(QObject):
-    """A pool of worker threads, joined at close. While it is open, garbage is collected on the main thread."""
+    """A pool of worker threads, joined at close. While it is open, garbage is collected on the main thread.
+
+    `failed` carries the error of work without an error callback. The window reports it.
+    """
+
+    failed = Signal(object)
 
     def __init__(self, parent: QObject | None = None, workers: int = 6) -> None:
         super().__init__(parent)
@@ -235,7 +237,7 @@ class Background(QObject):
         with that name began is dropped, so that an old result never replaces a newer one.
         """
         job = Job(parent or self)
-        job.on_done, job.on_error = on_done, on_error
+        job.on_done, job.on_error = on_done, on_error or self._on_unhandled
         if newest:
             self.drop(parent or self, newest)
             self._newest.setdefault(parent or self, {})[newest] = job
@@ -265,7 +267,7 @@ class Background(QObject):
     ) -> Job:
         """Deliver the result of a future (for example the store's) on the main thread."""
         job = Job(parent or self)
-        job.on_done, job.on_error = on_done, on_error
+        job.on_done, job.on_error = on_done, on_error or self._on_unhandled
         results = self._results
 
         def report(done: Future[T]) -> None:
@@ -286,7 +288,7 @@ class Background(QObject):
     ) -> StreamJob:
         """Read a stream on a worker and deliver its values in batches on the main thread."""
         job = StreamJob(parent or self, on_values, self._results.values_came)
-        job.on_done, job.on_error = on_done, on_error
+        job.on_done, job.on_error = on_done, on_error or self._on_unhandled
         self._streams.add(job)
         self._submit(job, lambda: job.consume(open_source))
         return job
@@ -304,6 +306,10 @@ class Background(QObject):
                 end()
         self._pool.shutdown(wait=True)
         self._garbage.close()
+
+    def _on_unhandled(self, error: Exception) -> None:
+        log.error("background work failed", exc_info=error)
+        self.failed.emit(error)
 
     def _submit(self, job: Job, work: Callable[[], Any]) -> None:
         future = self._pool.submit(self._guard, job, work)

@@ -378,8 +378,7 @@ def test_the_open_chat_can_be_archived_and_taken_back(qtbot, services, page):
     ask(qtbot, page)
     qtbot.waitUntil(lambda: page.sidebar.model.rowCount() == 1)
     page.sidebar._archive([page.controller.conversation.id], away=True)
-    assert "Archived" in page.banner.text
-    assert page.banner.isVisible()
+    qtbot.waitUntil(lambda: page.banner.isVisible() and "Archived" in page.banner.text)
     (undo,) = [made for made in page.banner.findChildren(QPushButton) if made.text() == "Undo"]
     undo.click()
     qtbot.waitUntil(lambda: not services.store.submit(conversations.listing).result()[0].archived)

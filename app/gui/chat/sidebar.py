@@ -1,6 +1,7 @@
 """The conversation list: pinned, folders, the rest, and full-text search."""
 
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -15,7 +16,16 @@ from app.db.records import Conversation, Folder, Hit
 from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.chat.chat_list_view import EXCERPT, FOLDER, ID, MESSAGE, ChatTree, HitRows
-from app.gui.widgets.basics import IconButton, framed, label, row, search_field, stack, when_released
+from app.gui.widgets.basics import (
+    IconButton,
+    framed,
+    label,
+    literal,
+    row,
+    search_field,
+    stack,
+    when_released,
+)
 from app.gui.widgets.popups import Menu
 
 _SEARCH_DELAY_MS = 120
@@ -406,7 +416,9 @@ class Sidebar(QFrame):
             group = self.model.index(position, 0)
             key = group.data(FOLDER)
             if isinstance(key, int):
-                move.addAction(group.data(), partial(self._do, conversations.update, number, folder_id=key))
+                move.addAction(
+                    literal(group.data()), partial(self._do, conversations.update, number, folder_id=key)
+                )
         menu.add("download", self.tr("Export…"), lambda: self.export_pressed.emit(number, title))
         menu.add("check", self.tr("Select several"), lambda: self._begin_selection(number))
         away = index.parent().data(FOLDER) == "archived"
@@ -418,7 +430,7 @@ class Sidebar(QFrame):
         )
         menu.addSeparator()
         if number in marked and len(marked) > 1:
-            words = self.tr("Delete {n} chats").format(n=len(marked))
+            words = self.tr("Delete {n} chats").format(n=formatted.whole(len(marked)))
             menu.add("trash", words, lambda: self.trash(marked), "bad")
         else:
             menu.add("trash", self.tr("Delete"), lambda: self.trash([number]), "bad")
@@ -433,19 +445,20 @@ class Sidebar(QFrame):
             self.trash(ids)
 
     def trash(self, conversation_ids: list[int]) -> None:
-        self._do(conversations.trash, conversation_ids)
-        self.trashed.emit(conversation_ids)
+        self._do(conversations.trash, conversation_ids, then=lambda: self.trashed.emit(conversation_ids))
 
     def unarchive(self, conversation_ids: list[int]) -> None:
         """Move conversations out of the archive."""
         self._do(conversations.archive, conversation_ids, away=False)
 
     def _archive(self, conversation_ids: list[int], *, away: bool) -> None:
-        self._do(conversations.archive, conversation_ids, away=away)
-        if away and self._current in conversation_ids:
-            self.new_pressed.emit()  # first: opening a chat hides the banner with "Undo"
-        if away:
-            self.archived.emit(conversation_ids)
+        def then() -> None:
+            if away and self._current in conversation_ids:
+                self.new_pressed.emit()  # first: opening a chat hides the banner with "Undo"
+            if away:
+                self.archived.emit(conversation_ids)
+
+        self._do(conversations.archive, conversation_ids, away=away, then=then)
 
     def _edit_name(self, key: int, role: int = ID) -> None:
         """Edit the name of a chat or, with the role FOLDER, of a folder in its row."""
@@ -479,8 +492,15 @@ class Sidebar(QFrame):
 
     _named_next = 0  # id of a new folder whose name is edited once its row exists
 
-    def _do(self, function: Any, *args: Any, **kwargs: Any) -> None:
-        self._watch(self._services.store.submit(function, *args, **kwargs), lambda _: self.refresh())
+    def _do(self, function: Any, *args: Any, then: Callable[[], object] | None = None, **kwargs: Any) -> None:
+        """Change the store, load the list again and call `then`. The window reports a failure."""
+
+        def done(_: object) -> None:
+            self.refresh()
+            if then is not None:
+                then()
+
+        self._watch(self._services.store.submit(function, *args, **kwargs), done)
 
     def _watch(self, future: Any, on_done: Any) -> None:
         self._services.background.watch(future, on_done, None, self)
