@@ -297,7 +297,8 @@ def stylesheet(
     mark = round(2 * unit * small / _SMALL)  # side of a check box
     tick = "tick-dark" if dark else "tick-light"
     return f"""
-QToolTip {{ background: {c["raised"]}; color: {c["text"]}; border: 1px solid {c["border"]}; padding: {half}px; }}
+QToolTip {{ background: {c["raised"]}; color: {c["text"]}; border: 1px solid {c["border"]}; padding: {half}px;
+  qproperty-textFormat: PlainText; }}
 QPushButton {{ background: {c["raised"]}; color: {c["text"]}; border: 1px solid {c["border"]};
   border-radius: {radius}px; padding: {half}px {2 * unit}px; min-height: {line}px; }}
 QPushButton:hover {{ background: {c["hover"]}; }}

@@ -186,7 +186,7 @@ def test_lengths_that_are_none_are_not_sent(page, server, text):
     assert not [r for r in server.requests if r[0] == "POST"]
 
 
-def test_results_are_exported(qtbot, page, tmp_path, monkeypatch):
+def test_results_are_exported(qtbot, page, tmp_path):
     page.table.selectAll()
     picture, table, everything = (tmp_path / f"out.{kind}" for kind in ("png", "csv", "json"))
     size = (page.decode.width(), page.decode.height() + page.prefill.height())
@@ -202,9 +202,10 @@ def test_results_are_exported(qtbot, page, tmp_path, monkeypatch):
     rows = list(csv.DictReader(table.read_text().splitlines()))
     assert {r["model_filename"] for r in rows} == {"spark", "qwen3-8b Q4_K_M"}
     assert len(rows) == 8
-    name = str(everything.with_suffix(""))
-    monkeypatch.setattr(QFileDialog, "getSaveFileName", staticmethod(lambda *_: (name, "")))
     page.json.click()
+    dialog = page.findChild(QFileDialog)
+    dialog.selectFile(str(everything.with_suffix("")))
+    dialog.accept()
     qtbot.waitUntil(lambda: "out.json" in page.banner.text)
     assert [r["model"] for r in json.loads(everything.read_text())] == ["spark", "qwen3-8b Q4_K_M"]
     page.save(tmp_path / "missing" / "out.csv")

@@ -2,8 +2,9 @@
 
 import msgspec
 import pytest
-from PySide6.QtCore import QSettings
-from PySide6.QtWidgets import QApplication, QPushButton, QWidget
+from PySide6.QtCore import QCoreApplication, QEvent, QPoint, QSettings, Qt
+from PySide6.QtGui import QAccessible, QHelpEvent
+from PySide6.QtWidgets import QApplication, QPushButton, QToolTip, QWidget
 
 from app.answer_facts import WebSource
 from app.gui.application import install_language
@@ -11,14 +12,27 @@ from app.gui.chat.answer_stats import FactsLine
 from app.gui.documents.citations import SourcesCard
 from app.gui.library.model_card import spoken_name
 from app.gui.server.requests import SPARE_COLUMNS, request_columns
-from app.gui.widgets.basics import ElidedLabel, label
+from app.gui.widgets.basics import button, label
+from app.gui.widgets.elided import ElidedLabel
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.plain_table import PlainTable
-from app.gui.widgets.popups import ComboBox
+from app.gui.widgets.popups import ComboBox, Menu
 from app.gui.widgets.splitter import keep_splitters, restore_splitters, saved_splitter
 from tests.gui.wire import SPARK
 
 FACTS = ["6.7 tokens/s", "first after 1.3 s", "100 tokens", "stopped at the length limit"]
+
+
+def tip(qtbot, widget):
+    """The text of the tooltip that the pointer brings up over a widget, empty for none."""
+    spot = QPoint(5, 5)
+    QCoreApplication.sendEvent(widget, QHelpEvent(QEvent.Type.ToolTip, spot, widget.mapToGlobal(spot)))
+    labels = [top for top in QApplication.topLevelWidgets() if top.metaObject().className() == "QTipLabel"]
+    texts = [top.text() for top in labels if top.isVisible()]
+    assert all(top.textFormat() == Qt.TextFormat.PlainText for top in labels)
+    QToolTip.hideText()
+    qtbot.waitUntil(lambda: not QToolTip.isVisible())
+    return texts[0] if texts else ""
 
 
 def shown(qtbot, widget, width):
@@ -59,20 +73,20 @@ def test_a_line_that_has_room_does_not_wrap_and_one_that_has_none_does(qtbot):
     qtbot.waitUntil(lambda: name.height() >= 2 * one_line and name.width() <= 120)
 
 
-def test_a_long_name_is_cut_in_its_middle_and_its_tip_is_whole(qtbot):
+def test_a_long_name_is_cut_in_its_middle_and_its_tip_is_whole(qtbot, theme):
     name = ElidedLabel("engine/runner/llama/cache/prefix_store.py", "strong")
     qtbot.addWidget(name)
     assert name.minimumSizeHint().width() < 120
+    name.show()
     name.resize(120, 24)
-    name.grab()
-    assert name.toolTip() == name.text()
+    assert name.shown.startswith("engine/")
+    assert name.shown.endswith("store.py")
+    assert tip(qtbot, name) == name.text()
     name.resize(900, 24)
-    name.grab()
-    assert name.toolTip() == ""
+    assert tip(qtbot, name) == ""
     name.setToolTip("/home/me/engine")  # its own, which stays
     name.resize(120, 24)
-    name.grab()
-    assert name.toolTip() == "/home/me/engine"
+    assert tip(qtbot, name) == "/home/me/engine"
 
 
 def test_a_long_entry_of_a_combo_box_shows_its_end_and_its_tip_is_whole(qtbot, theme):
@@ -90,12 +104,21 @@ def test_a_long_entry_of_a_combo_box_shows_its_end_and_its_tip_is_whole(qtbot, t
     four, eight, other, _ = (picture(name, 200) for name in names)
     assert four != eight, "the quantization is seen"
     assert four == other, "the middle is left out"
-    assert box.toolTip() == box.currentText() == names[-1]
+    box.show()
+    assert tip(qtbot, box) == box.currentText() == names[-1]
     picture(names[-1], 900)
-    assert box.toolTip() == ""
+    assert tip(qtbot, box) == ""
     picture(names[-1], 200)
     picture("Spark", 200)
-    assert box.toolTip() == ""
+    assert tip(qtbot, box) == ""
+
+
+def test_a_tooltip_shows_markup_as_text(qtbot, theme):
+    """Names and contents of files come from others: an image in them must not be loaded."""
+    name = label("model", tip="<img src='file:///tmp/x.png'><h1>Model</h1>")
+    qtbot.addWidget(name)
+    name.show()
+    assert tip(qtbot, name) == name.toolTip()
 
 
 def test_pulled_sides_are_kept_in_the_settings(qtbot, tmp_path):
@@ -188,3 +211,11 @@ def test_a_source_that_has_too_little_width_is_cut_at_its_end(qtbot):
     qtbot.waitUntil(lambda: link.text().endswith("…"))
     assert link.text().startswith("[1] Tide tables && ")
     assert link.accessibleName() == whole
+
+
+def test_an_ampersand_of_a_name_is_shown_in_buttons_and_menus(qtbot, theme):
+    holder = button("R&D")
+    qtbot.addWidget(holder)
+    assert holder.text() == "R&&D", "Qt shows && as &"
+    assert Menu(theme, holder).add("folder", "Q & A", lambda: None).text() == "Q && A"
+    assert QAccessible.queryAccessibleInterface(holder).text(QAccessible.Text.Name) == "R&D"

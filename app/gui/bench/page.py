@@ -9,7 +9,6 @@ import msgspec
 from PySide6.QtCore import QItemSelectionModel, QSignalBlocker, Qt
 from PySide6.QtWidgets import (
     QAbstractItemView,
-    QFileDialog,
     QHeaderView,
     QLineEdit,
     QProgressBar,
@@ -26,7 +25,7 @@ from app.gui.reasons import failure_of, translated
 from app.gui.widgets.basics import Banner, EmptyState, Page, button, card, holding, label, row, stack
 from app.gui.widgets.chart import value_words
 from app.gui.widgets.flow import Flow
-from app.gui.widgets.popups import ComboBox, entries_of
+from app.gui.widgets.popups import ComboBox, entries_of, file_dialog
 from engine.api.jobs import BenchPartial, Job, JobKind, Measured, TuneReport, partial_of, result_of
 from engine.api.measuring import (
     BenchRequest,
@@ -443,10 +442,8 @@ class BenchPage(Page):
         return ", ".join(facts)
 
     def _save(self, kind: str) -> None:
-        name, _ = QFileDialog.getSaveFileName(self, self.tr("Save"), f"measured.{kind}", f"*.{kind}")
-        if name:
-            path = Path(name)
-            self.save(path if path.suffix else path.with_suffix(f".{kind}"))
+        title, start, filters = self.tr("Save"), f"measured.{kind}", f"*.{kind}"
+        file_dialog(self, title, lambda name: self.save(Path(name)), name_filter=filters, start=start, saves=True)
 
     def save(self, path: Path) -> None:
         """Write the selected results as PNG, CSV or JSON, depending on the file name."""

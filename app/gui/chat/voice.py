@@ -15,7 +15,8 @@ from app.gui.chat.composer import Composer
 from app.gui.chat.message_widget import MessageWidget
 from app.gui.reasons import error_message, failure_of
 from app.gui.theme import Theme
-from app.gui.widgets.basics import Banner, ElidedLabel, IconButton, button, row
+from app.gui.widgets.basics import Banner, IconButton, button, row
+from app.gui.widgets.elided import ElidedLabel
 from app.gui.widgets.popups import Menu
 from app.gui.widgets.swatch import shape_painter
 from app.voice.aloud import Aloud, NoSpeechService, spoken_text
@@ -311,7 +312,7 @@ class Dictation(QObject):
         for name in ("", *names):
             mark = "check" if name == chosen else "microphone"
             words = name or self.tr("System's microphone")
-            menu.add(mark, words.replace("&", "&&"), partial(self._choose, name))
+            menu.add(mark, words, partial(self._choose, name))
         menu.below(self.sign.device)
 
     def _choose(self, name: str) -> None:

@@ -14,7 +14,8 @@ from app.gui.formatted import plain_tip
 from app.gui.reasons import error_message
 from app.gui.shortcuts import native_keys
 from app.gui.theme import Theme
-from app.gui.widgets.basics import ElidedLabel, IconButton, button, label, row, stack
+from app.gui.widgets.basics import IconButton, button, label, row, stack
+from app.gui.widgets.elided import ElidedLabel
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.splitter import saved_splitter
 

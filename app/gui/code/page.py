@@ -7,7 +7,7 @@ from typing import Any
 
 from PySide6.QtCore import QProcess, QProcessEnvironment
 from PySide6.QtGui import QGuiApplication, QResizeEvent
-from PySide6.QtWidgets import QBoxLayout, QCheckBox, QFileDialog, QStackedWidget, QTabWidget, QWidget
+from PySide6.QtWidgets import QBoxLayout, QCheckBox, QStackedWidget, QTabWidget, QWidget
 
 from app.code.assistant import TASKS
 from app.code.context.items import Context, ContextItem
@@ -32,7 +32,6 @@ from app.gui.code.terminal_panel import TerminalPanel
 from app.gui.code.transcript import Transcript
 from app.gui.reasons import error_message, known_text
 from app.gui.widgets.basics import (
-    ElidedLabel,
     EmptyState,
     IconButton,
     button,
@@ -42,8 +41,9 @@ from app.gui.widgets.basics import (
     rule,
     stack,
 )
+from app.gui.widgets.elided import ElidedLabel
 from app.gui.widgets.flow import Flow
-from app.gui.widgets.popups import ComboBox, ConsentCard, Menu, MovingToast, entries_of
+from app.gui.widgets.popups import ComboBox, ConsentCard, Menu, MovingToast, entries_of, file_dialog
 from app.gui.widgets.splitter import saved_splitter
 from app.settings import given_environment
 from app.tools.consent import ConsentRequest
@@ -258,9 +258,7 @@ class CodePage(QWidget):
             self.controller.stop()
 
     def _choose_folder(self) -> None:
-        chosen = QFileDialog.getExistingDirectory(self, self.tr("Open folder"))
-        if chosen:
-            self.open_folder(Path(chosen))
+        file_dialog(self, self.tr("Open folder"), lambda chosen: self.open_folder(Path(chosen)), folder=True)
 
     def _on_opened(self, folder: str, num_files: int) -> None:
         self.dictation.cancel()
@@ -542,7 +540,7 @@ class CodePage(QWidget):
         menu.add("file-text", self.tr("Show all changes"), self.controller.show_changes)
         for number, words in enumerate(self.controller.steps, 1):
             text = self.tr("Back to before %1: %2").replace("%1", str(number)).replace("%2", words)
-            menu.add("left", text.replace("&", "&&"), partial(self.controller.back, agent, number))
+            menu.add("left", text, partial(self.controller.back, agent, number))
         menu.below(self.steps)
 
     def _on_went_back(self, paths: tuple[str, ...]) -> None:

@@ -12,7 +12,8 @@ from PySide6.QtWidgets import QPlainTextEdit, QWidget
 
 from app.gui import formatted
 from app.gui.theme import Theme
-from app.gui.widgets.basics import ElidedLabel, button, label, row, stack
+from app.gui.widgets.basics import button, label, row, stack
+from app.gui.widgets.elided import ElidedLabel
 from app.gui.widgets.flow import Flow
 
 MAX_CHARS = 400_000

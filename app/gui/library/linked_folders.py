@@ -10,7 +10,8 @@ from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.library.model_card import app_title
 from app.gui.reasons import error_message
-from app.gui.widgets.basics import Banner, ElidedLabel, button, clear, label, row, scrolled, stack, when_released
+from app.gui.widgets.basics import Banner, button, clear, label, row, scrolled, stack, when_released
+from app.gui.widgets.elided import ElidedLabel
 from app.gui.widgets.popups import file_dialog, largest_dialog
 from engine.api.hub import Folder
 from engine.api.library import Linked, LinkedFolder, Unlinked

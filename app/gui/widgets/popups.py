@@ -5,6 +5,7 @@ Corners are masked, because not every system supports translucent windows.
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QPoint, QRect, QRectF, QSize, Qt, Signal
@@ -16,17 +17,14 @@ from PySide6.QtWidgets import (
     QFrame,
     QMenu,
     QPlainTextEdit,
-    QStyle,
-    QStyleOptionComboBox,
-    QStylePainter,
     QWidget,
 )
 from shiboken6 import isValid
 
-from app.gui.formatted import plain_tip
 from app.gui.reasons import exact
 from app.gui.theme import Theme
-from app.gui.widgets.basics import Banner, button, label, stack
+from app.gui.widgets.basics import Banner, button, label, literal, stack
+from app.gui.widgets.elided import ElidedComboBox
 from app.gui.widgets.swatch import shape_painter
 
 if TYPE_CHECKING:
@@ -86,7 +84,6 @@ class Shadow(QWidget):
 
 
 _EDGES = QSize(48, 96)  # a window frame, and what a desktop keeps at the edges of the screen
-_TEXT_INSET = 1  # pixels between the field of a combo box and its text, in all styles of Qt
 _RADIUS = 8  # corner radius of a combo box list, as in the token file
 
 
@@ -100,7 +97,7 @@ class Menu(QMenu):
         Shadow(self, parent.window(), theme.tokens.radius)
 
     def add(self, icon: str, words: str, run: Callable[[], object], colour: str = "muted") -> QAction:
-        action = self.addAction(self._theme.icon(icon, colour), words)
+        action = self.addAction(self._theme.icon(icon, colour), literal(words))
         action.triggered.connect(lambda _checked=False: run())
         return action
 
@@ -121,11 +118,8 @@ def _leave(widget: QWidget) -> None:
         widget.update()
 
 
-class ComboBox(QComboBox):
-    """A combo box with a rounded list of up to 12 visible entries; `name` is for screen readers.
-
-    An entry that is too long is elided, and the tooltip shows it.
-    """
+class ComboBox(ElidedComboBox):
+    """A combo box with a rounded list of up to 12 visible entries; `name` is for screen readers."""
 
     _MOST = 12
     _shadow: Shadow | None = None
@@ -140,18 +134,6 @@ class ComboBox(QComboBox):
             self._shadow = Shadow(self.view().window(), self.window(), _RADIUS)
         super().showPopup()
         round_corners(self.view().window(), _RADIUS)
-
-    def paintEvent(self, _event: QPaintEvent) -> None:
-        option = QStyleOptionComboBox()
-        self.initStyleOption(option)
-        control, field = QStyle.ComplexControl.CC_ComboBox, QStyle.SubControl.SC_ComboBoxEditField
-        room = self.style().subControlRect(control, option, field, self).width() - 2 * _TEXT_INSET
-        words = self.currentText()
-        option.currentText = self.fontMetrics().elidedText(words, Qt.TextElideMode.ElideMiddle, room)
-        self.setToolTip(plain_tip(words) if option.currentText != words else "")
-        painter = QStylePainter(self)
-        painter.drawComplexControl(control, option)
-        painter.drawControl(QStyle.ControlElement.CE_ComboBoxLabel, option)
 
 
 def largest_dialog(parent: QWidget) -> QSize:
@@ -179,6 +161,8 @@ def file_dialog(
         dialog.setFileMode(QFileDialog.FileMode.Directory if folder else QFileDialog.FileMode.ExistingFile)
     if name_filter:
         dialog.setNameFilter(name_filter)
+        if saves:  # by the dialog, which asks before it replaces a file
+            dialog.setDefaultSuffix(Path(start).suffix.removeprefix("."))
     dialog.fileSelected.connect(chosen)
     dialog.open()
 
