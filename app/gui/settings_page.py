@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from PySide6.QtCore import QLocale, Qt, QTimer, Signal
+from PySide6.QtCore import QLocale, QSignalBlocker, Qt, QTimer, Signal
 from PySide6.QtWidgets import (
     QButtonGroup,
     QCheckBox,
@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.close_guard import show_in_folder
-from app.gui.reasons import known_text
+from app.gui.reasons import error_message, known_text
 from app.gui.shortcuts import SHORTCUTS, shown_keys, words_of
 from app.gui.widgets.basics import Banner, Page, button, card, label, row, rule, search_field, set_kind, stack
 from app.gui.widgets.flow import Flow
@@ -272,6 +272,9 @@ class SettingsPage(Page):
             editor.setChecked(bool(value))
         elif isinstance(editor, QComboBox):
             editor.setCurrentIndex(editor.findData(value))
+        elif isinstance(editor, QSpinBox | QDoubleSpinBox):
+            with QSignalBlocker(editor):  # it is stored already
+                editor.setValue(value)  # type: ignore[arg-type]  # the table's type
         elif isinstance(editor, QLineEdit):
             editor.setText(str(value))
 
@@ -327,7 +330,16 @@ class SettingsPage(Page):
         box.setStandardButtons(QMessageBox.StandardButton.Discard | QMessageBox.StandardButton.Cancel)
         box.setDefaultButton(QMessageBox.StandardButton.Cancel)
         box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        box.button(QMessageBox.StandardButton.Discard).clicked.connect(
-            lambda: self._services.store.submit(conversations.empty_trash)
-        )
+        discard = box.button(QMessageBox.StandardButton.Discard)
+
+        def empty() -> None:
+            done = self._services.store.submit(conversations.empty_trash)
+            self._services.background.watch(
+                done,
+                lambda _: self.banner.notify(self.tr("The trash of chats is empty."), "ok"),
+                lambda error: self.banner.notify(error_message(error), "bad"),
+                self,
+            )
+
+        discard.clicked.connect(empty)
         box.open()

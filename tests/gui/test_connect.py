@@ -4,6 +4,7 @@ import json
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from app.gui.connect.page import ConnectPage
 from engine.api.collections import Collections
@@ -41,6 +42,22 @@ def test_a_change_is_shown_written_with_a_backup_and_taken_back(page, qtbot, ser
     page.confirm.click()
     qtbot.waitUntil(lambda: page._states["codex"].text() == "Not connected")
     assert config.read_text() == 'model = "mine"\n'
+
+
+def test_a_change_that_is_reviewed_follows_the_chosen_model(page, qtbot, services, server, tmp_path):
+    server.models.append(replace(server.models[0], id="other", name="Other", default=False))
+    services.models.refresh()
+    qtbot.waitUntil(lambda: page.model.count() == 2)
+    page.model.setCurrentIndex(page.model.findData("spark"))
+    page.buttons["codex"][0].click()
+    qtbot.waitUntil(page.review.isVisible)
+    assert '+model = "spark"' in page.shown.toPlainText()
+    page.model.setCurrentIndex(page.model.findData("other"))
+    page.model.activated.emit(page.model.currentIndex())
+    qtbot.waitUntil(lambda: page.review.isVisible() and '+model = "other"' in page.shown.toPlainText())
+    page.confirm.click()
+    qtbot.waitUntil(lambda: page._states["codex"].text() == "Connected")
+    assert 'model = "other"' in (tmp_path / "user" / ".codex" / "config.toml").read_text()
 
 
 def test_cancelling_writes_nothing_and_steps_are_shown_where_no_file_may_be_written(page, qtbot, tmp_path):

@@ -12,6 +12,7 @@ from app.gui.chat.options import ChatOptions
 from app.gui.chat.request import branch_body
 from app.gui.documents.citations import GroundsCard, PageDialog
 from app.gui.documents.page import DocumentsPage
+from app.gui.formatted import whole
 from engine.api.collections import Collection, Collections, PageText
 from engine.library.recommended_models import starter_repo
 from engine.message_catalog.reasons import because
@@ -61,6 +62,25 @@ def test_the_page_tells_how_far_and_what_was_not_read(services, collections, sho
     bar = page.findChild(QProgressBar)
     assert bar.value() / bar.maximum() == 0.25
     assert "1 document, 2 pages" in words
+
+
+def test_the_keyboard_stays_on_its_button_while_a_folder_is_read(services, server, show, qtbot):
+    """The cards are made again with each new number."""
+    page = show(DocumentsPage(services))
+    for done in (1_000, 2_000, 3_000):
+        state = {**SEA, "chunks": 40_000, "embedded": done}
+        server.routes["GET", "/tessera/v1/collections"] = msgspec.convert({"collections": [state]}, Collections)
+        page.refresh()
+        qtbot.waitUntil(lambda done=done: f"{whole(done)} of {whole(40_000)} passages" in words_in(page))
+        button = next(b for b in page.findChildren(QPushButton) if b.accessibleName() == "Read Sea again")
+        if done == 1_000:
+            button.setFocus()
+        qtbot.waitUntil(button.hasFocus)
+    (now,) = [b for b in page.findChildren(QPushButton) if b.text() == "Remove" and b.isVisible()]
+    now.setFocus()
+    server.routes["GET", "/tessera/v1/collections"] = Collections(collections=())
+    page.refresh()
+    qtbot.waitUntil(page.hasFocus)
 
 
 @pytest.mark.parametrize(("installed", "said"), [(True, "3 pages."), (False, "pip install 'tessera[ocr]'")])

@@ -80,14 +80,23 @@ class ReviewPanel(QWidget):
         self._show(proposal, frozenset())
 
     def show_remaining(self, proposal: Proposal) -> None:
-        """Show the remaining proposal. Edits that the user did not choose stay unchosen."""
-        items = [self.hunks.item(number) for number in range(self.hunks.count())]
+        """Show the remaining proposal. Edits that the user did not choose stay unchosen; the current one stays."""
+        place, items = self.hunks.currentRow(), self._items()
+        current = self._hunk_of(items[place]) if place >= 0 else None
         unchecked = {
             self._files[item.data(_ID)].outcome(item.data(_ID)).hunk
             for item in items
             if item.data(_ID) >= 0 and item.checkState() == Qt.CheckState.Unchecked
         }
         self._show(proposal, frozenset(unchecked))
+        hunks = [self._hunk_of(item) for item in self._items()]
+        if current in hunks:
+            self.hunks.setCurrentRow(hunks.index(current))
+        elif 0 <= place < len(hunks):  # it was decided: the next one
+            self.hunks.setCurrentRow(place)
+
+    def _items(self) -> list[QListWidgetItem]:
+        return [self.hunks.item(number) for number in range(self.hunks.count())]
 
     def _show(self, proposal: Proposal, unchecked: frozenset[Hunk]) -> None:
         self.hunks.clear()
@@ -118,6 +127,11 @@ class ReviewPanel(QWidget):
             self.hunks.setCurrentRow(0)
         else:
             self.diff.show_rows([])
+
+    def _hunk_of(self, item: QListWidgetItem) -> Hunk | None:
+        """The edit of a line; None for one that is refused or malformed."""
+        file = self._files.get(item.data(_ID))
+        return file.outcome(item.data(_ID)).hunk if file is not None else None
 
     def clear(self) -> None:
         self.show_proposal(NO_EDITS)

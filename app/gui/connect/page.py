@@ -49,9 +49,11 @@ class ConnectPage(Page):
         self._keys = EngineServices().program_keys
         self._write: Callable[[], list[Path]] | None = None
         self._done_words = ""
+        self._connecting: Integration | None = None  # the program whose connection is being reviewed
         self.banner = Banner(services.theme, self)
         self.model = ComboBox(self.tr("Model"))
         self.model.setMinimumWidth(240)
+        self.model.activated.connect(lambda _: self._on_model_chosen())
         self.content.addWidget(card(row(label(self.tr("Model"), "small"), self.model, 1)))
         self._states: dict[str, QLabel] = {}
         self._here: dict[str, QLabel] = {}
@@ -166,7 +168,14 @@ class ConnectPage(Page):
             capabilities=choice.capabilities,
         )
 
+    def _on_model_chosen(self) -> None:
+        """Plan again: the change that is shown is for the model that was chosen before."""
+        if self.review.isVisible() and self._connecting is not None:
+            self._cancel()
+            self._plan(self._connecting)
+
     def _plan(self, integration: Integration) -> None:
+        self._connecting = integration
         endpoint = self._endpoint(integration.name)
         if endpoint is None:
             return
@@ -202,6 +211,8 @@ class ConnectPage(Page):
         self._plan_next(lambda: self._store.planned(integration, self._home, endpoint), show)
 
     def _plan_removal(self, integration: Integration) -> None:
+        self._connecting = None
+
         def show(edits: list[FileEdit]) -> None:
             self._offer(integration, edits, lambda: self._disconnect(integration, edits), removing=True)
 

@@ -121,6 +121,7 @@ class DevicesPage(Page):
 
         def done(answer: T) -> None:
             self._pending.discard(what)
+            self.banner.report("", of=what)
             on_done(answer)
 
         def failed(error: Exception) -> None:
@@ -128,7 +129,7 @@ class DevicesPage(Page):
             if on_error is not None:
                 on_error(error)
             elif not (isinstance(error, ApiError) and error.status in {0, 404}):
-                self.banner.notify(error_message(error), "warn")
+                self.banner.report(error_message(error), of=what, tone="warn")
 
         self._services.background.run(ask, done, failed, self)
 

@@ -8,9 +8,10 @@ from typing import NamedTuple
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QProgressBar, QVBoxLayout, QWidget
 
+from app.client import ServerUnreachable
 from app.gui import formatted
 from app.gui.app_context import AppContext
-from app.gui.reasons import answer_awaited, translated
+from app.gui.reasons import answer_awaited, error_message, translated
 from app.gui.widgets.basics import Banner, EmptyState, Page, button, card, clear, label, row, when_released
 from app.gui.widgets.popups import file_dialog
 from devices.install_hints import add_part
@@ -71,13 +72,21 @@ class DocumentsPage(Page):
         self.content.addWidget(self.empty)
         self.content.addLayout(self._cards)
         self.while_visible(_LOOK_MS, self._poll, self.refresh)
+        services.models.reachable_changed.connect(lambda _: self.refresh() if self.isVisible() else None)
 
     def refresh(self) -> None:
         """Request the state of every collection."""
-        self._services.ask(self.banner, self._state_now, self._show, newest="state")
+        if not self._services.models.reachable:
+            return
+
+        def failed(error: Exception) -> None:
+            if not isinstance(error, ServerUnreachable):  # the window reports that
+                self.banner.report(error_message(error))
+
+        self._services.background.run(self._state_now, self._show, failed, self, newest="state")
 
     def _poll(self) -> None:
-        if not self._services.background.is_loading(self.banner, "state"):
+        if not self._services.background.is_loading(self, "state"):
             self.refresh()
 
     def add_folder(self, folder: str) -> None:
@@ -110,6 +119,7 @@ class DocumentsPage(Page):
         return _State(collections, any("rerank" in row.capabilities and row.origin != REMOTE for row in rows))
 
     def _show(self, state: _State) -> None:
+        self.banner.report("")
         if state == self._shown:
             return
         self._shown = state
@@ -210,10 +220,12 @@ class DocumentsPage(Page):
 
     def _state(self, item: Collection) -> str:
         if item.state == "reading":
-            return self.tr("Reading: {done} of {all} files").format(done=item.files_done, all=item.files)
+            return self.tr("Reading: {done} of {all} files").format(
+                done=formatted.whole(item.files_done), all=formatted.whole(item.files)
+            )
         if item.state == "embedding":
             return self.tr("Keyword search is ready; search by meaning: {done} of {all} passages").format(
-                done=item.embedded, all=item.chunks
+                done=formatted.whole(item.embedded), all=formatted.whole(item.chunks)
             )
         return self.tr("Ready")
 

@@ -40,6 +40,7 @@ class LoadDialog(QDialog):
         self._services, self._model = services, model
         self._showing = True
         self._context_train = 0
+        self._exact = (-1, 0)  # a position of the slider, and the context length that it stands for exactly
         self.banner = Banner(services.theme)
         self.context = QSlider(Qt.Orientation.Horizontal)
         self.context.setAccessibleName(self.tr("Context length"))
@@ -136,6 +137,7 @@ class LoadDialog(QDialog):
         self.own_context.toggled.connect(self._on_changed)
         for field in (self.layers, self.threads, self.parallel):
             field.valueChanged.connect(self._on_changed)
+        self.keep.toggled.connect(self._on_changed)
         self.cache.currentIndexChanged.connect(self._on_changed)
 
     @property
@@ -154,11 +156,27 @@ class LoadDialog(QDialog):
 
     @property
     def _context(self) -> int:
-        """Context length of the slider: logarithmic, in eighths of a doubling, rounded to 256."""
+        """Context length of the slider: logarithmic, in eighths of a doubling, rounded to 256.
+
+        A stored length between two steps stays as it is until the slider is moved.
+        """
+        place, exact = self._exact
+        if self.context.value() == place:
+            return exact
         top = self._context_train or _UNKNOWN_TRAIN
         if self.context.value() == self.context.maximum():
             return top
         return min(top, round(_SMALLEST * 2 ** (self.context.value() / 8) / 256) * 256)
+
+    def _place_context(self, n_ctx: int) -> None:
+        """Move the slider to a context length."""
+        self.context.setValue(round(8 * math.log2(max(n_ctx, _SMALLEST) / _SMALLEST)))
+        self._exact = self.context.value(), n_ctx
+
+    def _show_context(self, n_ctx: int) -> None:
+        words = self.tr("{n} tokens").format(n=formatted.whole(n_ctx))
+        self._context_words.setText(words)
+        self.context.setAccessibleDescription(words)  # a screen reader says the slider's position otherwise
 
     def _show(self, settings: ModelLoadSettings) -> None:
         self._context_train = settings.context_train
@@ -168,7 +186,7 @@ class LoadDialog(QDialog):
         user = settings.user
         self.own_context.setChecked(user.n_ctx is None)
         if user.n_ctx is not None:
-            self.context.setValue(round(8 * math.log2(max(user.n_ctx, _SMALLEST) / _SMALLEST)))
+            self._place_context(user.n_ctx)
         for field, value in (
             (self.layers, user.n_gpu_layers),
             (self.threads, user.n_threads),
@@ -192,7 +210,7 @@ class LoadDialog(QDialog):
             return
         self.reset.setEnabled(self.choices != LoadOptions())
         if not self.own_context.isChecked():
-            self._context_words.setText(self.tr("{n} tokens").format(n=formatted.whole(self._context)))
+            self._show_context(self._context)
         self._delay.start()
 
     def _predict(self) -> None:
@@ -210,9 +228,9 @@ class LoadDialog(QDialog):
         self.layers.setEnabled(placed.device != "cpu" or self.layers.value() > 0)
         if self.own_context.isChecked():
             self._showing = True
-            self.context.setValue(round(8 * math.log2(max(placed.settings.n_ctx, _SMALLEST) / _SMALLEST)))
+            self._place_context(placed.settings.n_ctx)
             self._showing = False
-            self._context_words.setText(self.tr("{n} tokens").format(n=formatted.whole(placed.settings.n_ctx)))
+            self._show_context(placed.settings.n_ctx)
         if placed.need is not None:
             free = sum((fit.available_bytes if fit else {}).values()) or placed.need.total_bytes
             shares = part_shares((part.name, part.num_bytes) for part in placed.need.parts)

@@ -152,12 +152,13 @@ class LibraryPage(Page):
         def failed(error: Exception) -> None:
             if isinstance(error, ApiError) and error.status == 0:
                 return  # the main window already reports an unreachable server
-            self.banner.notify(error_message(error), "bad")
+            self.banner.report(error_message(error))
 
         def ask() -> list[tuple[Model, float | None]]:
             return self._certified(self._services.api.library(refresh=look_again))
 
         def show(models: list[tuple[Model, float | None]]) -> None:
+            self.banner.report("")
             self._show(models)
             if then is not None:
                 then()

@@ -278,7 +278,9 @@ class FitPage(Page):
 
     def _on_slider(self) -> None:
         if self._range[1] and not self.aim.is_context:
-            self.size_words.setText(formatted.size(self.budget_bytes))
+            words = formatted.size(self.budget_bytes)
+            self.size_words.setText(words)
+            self.slider.setAccessibleDescription(words)  # a screen reader says the slider's position otherwise
             self.plan_view.plot.show_here(self.budget_bytes)
             self._delay.start()
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from PySide6.QtCore import QDateTime, QTimer, Signal
-from PySide6.QtGui import QGuiApplication, QTextOption
+from PySide6.QtCore import QDateTime, QPoint, QTimer, Signal
+from PySide6.QtGui import QGuiApplication, QTextCursor, QTextOption
 from PySide6.QtWidgets import QHBoxLayout, QLayout, QPlainTextEdit, QVBoxLayout
 
 from app.gui import formatted
@@ -115,6 +115,8 @@ class KeysCard(RowsCard[Keys]):
 
 _REFRESH_MS = 2000
 _LOG_BYTES = 65_536
+_OVERLAP = 200  # characters that find a place in the log again
+_AT_END = 4  # lines from the end that still count as the end
 _SHOWN_REQUESTS = 50
 _SNIPPET_LINES = 14
 # The window's own requests would hide all others.
@@ -315,6 +317,7 @@ class LogPage(Page):
             self.tr("What the server of this computer writes, without the requests of this window."),
         )
         self._services = services
+        self._text = ""
         self.log = QPlainTextEdit()
         self.log.setReadOnly(True)
         services.theme.dress(self.log, "small")
@@ -344,12 +347,30 @@ class LogPage(Page):
             self._services.background.run(read, self._show_log, None, self, newest="log")
 
     def _show_log(self, text: str) -> None:
-        if text != self.log.toPlainText():
-            bar = self.log.verticalScrollBar()
-            at_end = bar.value() >= bar.maximum() - 4
+        """Add what is new and remove what is too old. The lines that the user reads or has selected stay."""
+        before, self._text = self._text, text
+        if text == before:
+            return
+        bar = self.log.verticalScrollBar()
+        at_end = bar.value() >= bar.maximum() - _AT_END
+        num_old = before.find(text[:_OVERLAP]) if before and text else -1
+        if num_old < 0 or not text.startswith(before[num_old:]):  # another log
             self.log.setPlainText(text)
-            if at_end:
-                bar.setValue(bar.maximum())
+        else:
+            self._exchange(before[:num_old], text[len(before) - num_old :])
+        if at_end:
+            bar.setValue(bar.maximum())
+
+    def _exchange(self, old: str, new: str) -> None:
+        """Remove `old` from the beginning and add `new` at the end."""
+        bar, seen = self.log.verticalScrollBar(), self.log.cursorForPosition(QPoint(0, 0))
+        offset = bar.value() - seen.block().firstLineNumber()
+        cursor = QTextCursor(self.log.document())
+        cursor.setPosition(len(old.encode("utf-16-le")) // 2, QTextCursor.MoveMode.KeepAnchor)
+        cursor.removeSelectedText()
+        cursor.movePosition(QTextCursor.MoveOperation.End)
+        cursor.insertText(new)
+        bar.setValue(seen.block().firstLineNumber() + offset)
 
 
 # Placeholder for a key: the server stores only hashes, so a key cannot be shown.

@@ -14,8 +14,6 @@ from PySide6.QtGui import (
     QIcon,
     QKeyEvent,
     QMouseEvent,
-    QPainter,
-    QPaintEvent,
     QResizeEvent,
     QShowEvent,
 )
@@ -30,7 +28,6 @@ from PySide6.QtWidgets import (
     QPushButton,
     QScrollArea,
     QSizePolicy,
-    QStyle,
     QToolButton,
     QVBoxLayout,
     QWidget,
@@ -69,6 +66,11 @@ def label(
     return result
 
 
+def literal(text: str) -> str:
+    """A text for a button or a menu entry, where a single "&" would underline the next letter and not be shown."""
+    return text.replace("&", "&&")
+
+
 def set_kind(widget: QWidget, kind: str) -> None:
     """Change a widget's kind and update its style."""
     if widget.property("kind") != kind:
@@ -89,7 +91,7 @@ def button(
     text: str, on_click: Callable[[], object] | None = None, kind: str = "", *, name: str = "", tip: str = ""
 ) -> QPushButton:
     """A push button. `kind` is primary, danger, link or empty; `name` is for screen readers."""
-    result = _Button(text)
+    result = _Button(literal(text))
     result.setAccessibleName(name)
     result.setToolTip(plain_tip(tip))
     result.setProperty("kind", kind)
@@ -232,7 +234,7 @@ def when_released(owner: QObject, run: Callable[[], object]) -> None:
 
 
 def clear(layout: QLayout) -> None:
-    """Remove and delete everything in a layout. The focus stays on the page."""
+    """Remove and delete everything in a layout. The focus stays on the page or goes to a new one of its name."""
     while (item := layout.takeAt(0)) is not None:
         widget, inner = item.widget(), item.layout()
         if widget is not None:
@@ -253,6 +255,18 @@ def _keep_focus_near(widget: QWidget) -> None:
         around = around.parentWidget()
     if around is not None:
         around.setFocus()
+        if name := focused.accessibleName():
+            page = around
+            QTimer.singleShot(0, page, lambda: _focus_again(page, widget, name))
+
+
+def _focus_again(page: QWidget, old: QWidget, name: str) -> None:
+    """Give the focus to the control that took the place of one in `old`, unless the user went elsewhere."""
+    for each in page.findChildren(QWidget) if page.hasFocus() else ():
+        is_old = isValid(old) and (each is old or old.isAncestorOf(each))
+        if each.accessibleName() == name and not is_old:
+            each.setFocus()
+            return
 
 
 def reserve_scroll_bar(area: QAbstractScrollArea) -> None:
@@ -425,6 +439,7 @@ class Banner(QFrame):
         self._actions = QHBoxLayout()
         self._theme = theme
         self._before: QWidget | None = None  # had the focus before the banner appeared
+        self._problems: dict[str, str] = {}  # of tasks that run again and again
         self._close = IconButton(theme, "close", self.tr("Close"), self.hide)
         layout = row(self._text, self._actions, self._close, spacing=8, margins=(16, 8, 8, 8))
         layout.setStretch(0, 1)
@@ -460,6 +475,18 @@ class Banner(QFrame):
         self._timer.stop()
         if self.over is not None and tone in {"info", "ok"} and not actions:
             self._timer.start(self.toast_ms)
+
+    def report(self, text: str, *, of: str = "", tone: Tone = "bad") -> None:
+        """Show the problem of a task that runs again and again. Without a text it is solved, which hides it.
+
+        The same problem is shown once, so that the user can close the message.
+        """
+        before = self._problems.get(of, "")
+        self._problems[of] = text
+        if text and text != before:
+            self.notify(text, tone)
+        elif before and not text and self.text == before:
+            self.hide()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """Follow the size of the page."""
@@ -570,31 +597,3 @@ def search_field(hint: str, name: str = "") -> QLineEdit:
     field = _SearchField(placeholderText=hint, clearButtonEnabled=True)
     field.setAccessibleName(name or hint)
     return field
-
-
-_FEWEST = 8  # minimum width in characters
-
-
-class ElidedLabel(QLabel):
-    """A label that is elided if too long. Screen readers get the full text, and the tooltip shows it."""
-
-    def __init__(self, text: str = "", kind: LabelKind = "") -> None:
-        super().__init__(without_overrides(text))
-        self._tip = ""
-        self.setTextFormat(Qt.TextFormat.PlainText)
-        self.setProperty("kind", kind)
-
-    def minimumSizeHint(self) -> QSize:
-        """Width of a few characters."""
-        whole = super().minimumSizeHint()
-        return QSize(min(whole.width(), _FEWEST * self.fontMetrics().averageCharWidth()), whole.height())
-
-    def paintEvent(self, _event: QPaintEvent) -> None:
-        shown = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideMiddle, self.width())
-        tip = self.text() if shown != self.text() else ""
-        if plain_tip(tip) != self._tip == self.toolTip():  # a tooltip that was set for the label stays
-            self._tip = plain_tip(tip)
-            self.setToolTip(plain_tip(tip))
-        painter = QPainter(self)
-        painter.setPen(self.palette().color(self.foregroundRole()))
-        painter.drawText(self.rect(), QStyle.visualAlignment(self.layoutDirection(), self.alignment()), shown)

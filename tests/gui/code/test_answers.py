@@ -222,6 +222,15 @@ def test_folders_are_filled_when_opened_and_a_gone_file_is_said(page, qtbot, pro
 
 def test_edits_of_an_answer_are_decided_in_the_file(page, qtbot, server, project):
     ask(page, qtbot, server, "types @greet.py", TWO)
+    page.review.hunks.setCurrentRow(2)
+    page.files.open("greet.py")
+    qtbot.waitUntil(lambda: len(page.files.source.hunks) == 2)
+    last = page.review.hunks.item(2).text()
+    page.files.source.rejected.emit([page.files.source.hunks[0]])
+    qtbot.waitUntil(lambda: page.review.hunks.count() == 2)
+    assert page.review.hunks.currentItem().text() == last, "the edit that is looked at stays the current one"
+    next(made for made in page.banner.findChildren(QPushButton) if made.text() == "Undo").click()
+    qtbot.waitUntil(lambda: page.review.hunks.count() == 3)
     page.review.hunks.setCurrentRow(0)
     page.review.in_file.click()
     qtbot.waitUntil(lambda: len(page.files.source.hunks) == 2)
