@@ -7,7 +7,7 @@ import pytest
 from PySide6.QtGui import QColor, QIcon
 
 from app.gui import formatted
-from app.gui.chat.composer import ContextMeter
+from app.gui.chat.context_meter import ContextMeter
 from app.gui.job_card import note_of, title_of
 from app.gui.library.model_card import chips_of
 from app.gui.theme import stylesheet, tokens
@@ -15,6 +15,7 @@ from engine.api.jobs import Job, JobKind, Progress
 from engine.api.library import Model, Origin
 from engine.library.errors import HubUnreachable
 from tests.gui.test_seen_by_everyone import luminance
+from tests.gui.translatable import ROOT
 
 
 def test_one_thread_is_no_plural():
@@ -104,3 +105,11 @@ def test_the_frame_of_a_check_box_can_be_seen(dark, contrast):
     for ground in ("background", "raised", "surface"):
         low, high = sorted((luminance(QColor(frame)), luminance(scheme.colour(ground))))
         assert (high + 0.05) / (low + 0.05) >= 3, (frame, ground)
+
+
+def test_numbers_are_written_in_the_language_of_the_window():
+    """`formatted` knows the marks of the language; the format of a string does not."""
+    own = re.compile(r"\{[^{}]*:(?:,|[,]?\.\d+[fge%])\}")
+    allowed = {"server_link.py"}  # a text of the log
+    files = [path for path in (ROOT / "app" / "gui").rglob("*.py") if path.name not in allowed]
+    assert [f"{path.name}: {found}" for path in files for found in own.findall(path.read_text("utf-8"))] == []

@@ -13,6 +13,7 @@ from PySide6.QtWidgets import QDialog, QFrame, QLineEdit, QPushButton, QWidget
 from app.db import conversations, memories
 from app.db.memories import MAX_MEMORIES, MAX_MEMORY_CHARS, MemoryRefused
 from app.db.records import Folder, Memory
+from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.chat.answer_stats import number
 from app.gui.formatted import plain_tip
@@ -117,7 +118,7 @@ class MemoryDialog(QDialog):
             nothing = self.tr("Nothing is remembered yet.") if not self._memories else self.tr("Nothing found.")
             self._rows.addWidget(label(nothing, "muted", wrap=True))
         if len(matches) > _MAX_ROWS:
-            more = self.tr("{n} more: search for them").format(n=len(matches) - _MAX_ROWS)
+            more = self.tr("{n} more: search for them").format(n=formatted.whole(len(matches) - _MAX_ROWS))
             self._rows.addWidget(label(more, "small"))
 
     def _row(self, memory: Memory) -> QWidget:

@@ -105,7 +105,8 @@ def _number(field: QLineEdit) -> float | None:
 
 def _now(state: PowerState) -> str:
     """One line: current power, and how much work is paused to stay within the limits."""
-    drawn = _tr("Using {watts} W now.").format(watts=f"{state.power_w:.0f}") if state.power_w is not None else ""
+    watts = "" if state.power_w is None else formatted.whole(state.power_w)
+    drawn = _tr("Using {watts} W now.").format(watts=watts) if watts else ""
     if not state.measured:
         drawn = _tr("This computer has no power meter that can be read.")
     saver = _tr("Power saver is on.") if state.saver else ""

@@ -31,7 +31,9 @@ class DetailsDialog(QDialog):
         tiles = tiles_of_tensors(tensors)
         self.mosaic.show_tiles(tiles or tiles_of_types(details.type_bytes, _TILES))
         what = (
-            self.tr("One tile for each of {n} tensors; point at one to read its name.").format(n=len(tiles))
+            self.tr("One tile for each of {n} tensors; point at one to read its name.").format(
+                n=formatted.whole(len(tiles))
+            )
             if tiles
             else self.tr("Each tile is a share of the weights.")
         )

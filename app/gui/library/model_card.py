@@ -226,7 +226,7 @@ def chips_of(model: Model, tool_calls_frac: float | None = None) -> list[tuple[s
         words = _tr("Linked from {app}").format(app=app_title(origin.app)) if origin.app else _tr("Linked")
         chips.append((words, "chip"))
     if tool_calls_frac is not None:
-        share = f"{tool_calls_frac:.0%}"
+        share = f"{formatted.whole(100 * tool_calls_frac)}\u00a0%"
         chips.append(
             (
                 _tr("Tool calls {share}").format(share=share),

@@ -105,7 +105,7 @@ def gate_words(report: QuantizeReport) -> list[str]:
 def _how(report: QuantizeReport) -> list[str]:
     """Describe how the file was made, if not in the usual way."""
     text = _tr("The source stores {n} weights as {format}. What that lost cannot be restored.")
-    lines = [text.format(n=n, format=what) for what, n in report.formats.items()]
+    lines = [text.format(n=formatted.whole(n), format=what) for what, n in report.formats.items()]
     if report.stopped == "unmeasured":
         lines.append(
             _tr(
@@ -121,7 +121,7 @@ def _how(report: QuantizeReport) -> list[str]:
         text = _tr(
             "{n} of its inputs were smoothed: LoRA adapters of the original work here, but not in other programs."
         )
-        lines.append(text.format(n=report.smoothed))
+        lines.append(text.format(n=formatted.whole(report.smoothed)))
     if report.gpu_layers:
         lines.append(_tr("Measured with {n} layers on the GPU.").format(n=report.gpu_layers))
     return lines
@@ -130,7 +130,7 @@ def _how(report: QuantizeReport) -> list[str]:
 def grid_words(plan: QuantPlan) -> list[str]:
     """The tensors whose weights are already on a grid of their type, by grid."""
     text = _tr("Tensors whose weights already fit {grid} and lose nothing more: {n}")
-    lines = [text.format(n=n, grid=_tr(grid)) for grid, n in exact_counts(plan).items()]
+    lines = [text.format(n=formatted.whole(n), grid=_tr(grid)) for grid, n in exact_counts(plan).items()]
     if plan.added_rows:
         text = _tr("Rows of these tensors that fit no grid (tokens added later) and lose as usual: {n}")
         lines.append(text.format(n=formatted.whole(plan.added_rows)))

@@ -2,6 +2,7 @@
 
 from PySide6.QtWidgets import QHBoxLayout, QLayout, QLineEdit, QVBoxLayout
 
+from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.server.rows_card import RowsCard, kind_of_state
 from app.gui.widgets.basics import Banner, button, label, row, stack
@@ -86,7 +87,7 @@ class UpstreamsCard(RowsCard[Upstreams]):
 
     def _state(self, upstream: UpstreamRow) -> str:
         if upstream.state == "ok":
-            return self.tr("Answers in {ms} ms").format(ms=f"{upstream.latency_ms:.0f}")
+            return self.tr("Answers in {ms} ms").format(ms=formatted.whole(upstream.latency_ms))
         words = {
             "unknown": self.tr("Not checked yet"),
             "refused": self.tr("Rejects the key"),

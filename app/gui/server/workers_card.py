@@ -86,7 +86,7 @@ class RemotesCard(RowsCard[Remotes]):
     def _state(self, remote: RemoteRow) -> str:
         if remote.state == "ok":
             return self.tr("{ms} ms, {speed} MB/s").format(
-                ms=f"{remote.rtt_ms:.1f}", speed=f"{remote.down_bytes_s / 1e6:.0f}"
+                ms=formatted.decimal(remote.rtt_ms), speed=formatted.whole(remote.down_bytes_s / 1e6)
             )
         words = {
             "unknown": self.tr("Not checked yet"),
