@@ -378,6 +378,8 @@ class ChatPage(QSplitter):
 
     def _on_opened(self) -> None:
         path = self.controller.tree.path()
+        if not path:  # first: showing the welcome view resizes it, and the messages it shows do not exist any more
+            self.transcript.show_branch()
         self._welcome.setVisible(not path)
         self.transcript.setVisible(bool(path))  # first, so that its items are created once, with the right width
         self.transcript.show_branch(self._wanted_message)
