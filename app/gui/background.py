@@ -131,6 +131,7 @@ class _Results(QObject):
     half-destroyed object crashes the program. This object is never destroyed while `put` runs.
     """
 
+    failed = Signal(object)  # the error of work without an error callback
     _came = Signal()
     _values_came = Signal()
 
@@ -157,6 +158,9 @@ class _Results(QObject):
             job, result, error = self._waiting.popleft()
             if shiboken6.isValid(job):
                 job.finish(result, error)
+            if error is not None and job.on_error is None and not job.cancelled.is_set():
+                log.error("background work failed", exc_info=error)
+                self.failed.emit(error)
 
     @Slot()
     def _flush(self) -> None:
@@ -199,11 +203,10 @@ class Background(QObject):
     `failed` carries the error of work without an error callback. The window reports it.
     """
 
-    failed = Signal(object)
-
     def __init__(self, parent: QObject | None = None, workers: int = 6) -> None:
         super().__init__(parent)
         self._results = _Results()
+        self.failed = self._results.failed
         self._pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="background")
         self._streams: WeakSet[StreamJob] = WeakSet()
         self._at_close: list[Callable[[], object]] = []
@@ -237,7 +240,7 @@ class Background(QObject):
         with that name began is dropped, so that an old result never replaces a newer one.
         """
         job = Job(parent or self)
-        job.on_done, job.on_error = on_done, on_error or self._on_unhandled
+        job.on_done, job.on_error = on_done, on_error
         if newest:
             self.drop(parent or self, newest)
             self._newest.setdefault(parent or self, {})[newest] = job
@@ -267,7 +270,7 @@ class Background(QObject):
     ) -> Job:
         """Deliver the result of a future (for example the store's) on the main thread."""
         job = Job(parent or self)
-        job.on_done, job.on_error = on_done, on_error or self._on_unhandled
+        job.on_done, job.on_error = on_done, on_error
         results = self._results
 
         def report(done: Future[T]) -> None:
@@ -288,7 +291,7 @@ class Background(QObject):
     ) -> StreamJob:
         """Read a stream on a worker and deliver its values in batches on the main thread."""
         job = StreamJob(parent or self, on_values, self._results.values_came)
-        job.on_done, job.on_error = on_done, on_error or self._on_unhandled
+        job.on_done, job.on_error = on_done, on_error
         self._streams.add(job)
         self._submit(job, lambda: job.consume(open_source))
         return job
@@ -306,10 +309,6 @@ class Background(QObject):
                 end()
         self._pool.shutdown(wait=True)
         self._garbage.close()
-
-    def _on_unhandled(self, error: Exception) -> None:
-        log.error("background work failed", exc_info=error)
-        self.failed.emit(error)
 
     def _submit(self, job: Job, work: Callable[[], Any]) -> None:
         future = self._pool.submit(self._guard, job, work)

@@ -320,9 +320,9 @@ class MainWindow(QMainWindow):
         if lost and not self._sure:
             event.ignore()
             self.tray.show_window()
-            starts_again, self.starts_again = self.starts_again, False  # until the user decides to close
-            close = (self.tr("Close"), partial(self.quit_now, starts_again=starts_again))
-            self.banner.notify(question(lost), "warn", close, (self.tr("Stay"), lambda: None))
+            close = partial(self.quit_now, starts_again=self.starts_again)
+            self.starts_again = False  # until the user decides to close
+            self.banner.notify(question(lost), "warn", (self.tr("Close"), close), (self.tr("Stay"), lambda: None))
             return
         self.save_state()
         self.chat.stop()

@@ -91,7 +91,7 @@ def test_a_certificate_shows_on_the_card_of_its_model():
     results = [CaseResult(str(n), "single", n != 0, 0.1) for n in range(10)]
     CertificateStore(user_paths().state).save(Certificate("spark", 1, 0.0, 1024, results))
     models = LibraryPage._certified([Model(id="spark", name="Spark"), Model(id="other", name="Other")])
-    assert ("Tool calls 90%", "chip-ok") in chips_of(*models[0])
+    assert ("Tool calls 90\u00a0%", "chip-ok") in chips_of(*models[0])
     assert not any("Tool calls" in text for text, _ in chips_of(*models[1]))
 
 

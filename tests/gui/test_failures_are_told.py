@@ -1,18 +1,16 @@
-"""What fails is reported, what the user wrote is kept, and what was removed can be restored."""
+"""What fails is reported, and what the user wrote is kept."""
 
 import pytest
 from PySide6.QtCore import QMimeData, QUrl
 from PySide6.QtGui import QColor, QImage
 
 from app import settings as table
-from app.db import conversations, store
+from app.db import conversations
 from app.db.errors import StoreUnwritable
 from app.db.records import Attachment
 from app.gui.app_context import LiveSettings
 from app.gui.chat import chat_transactions
 from app.gui.chat.composer import Composer
-from app.gui.chat.options import ChatOptions
-from app.gui.widgets.search_popup import SearchPopup
 from tests.gui.hands import ask, settled
 
 
@@ -128,44 +126,3 @@ def test_an_image_of_the_clipboard_is_attached_and_an_address_is_text(qtbot, pag
     editor.insertFromMimeData(address)
     assert page.composer.text == "a cell of a tablehttps://example.org/x.png"
     assert len(page.composer.attachments) == 2
-
-
-def test_a_removed_prompt_can_be_restored(qtbot, services, page):
-    services.store.submit(store.save_prompt, "Letter", "Write a letter to {{name}}").result()
-
-    def opened(keys):
-        page.prompts.open()
-        popup = None
-
-        def shows():
-            nonlocal popup
-            popup = next((p for p in page.findChildren(SearchPopup) if p.isVisible()), None)
-            return popup is not None and [entry.key for entry in popup._entries] == keys
-
-        qtbot.waitUntil(shows)
-        return popup
-
-    (saved,) = services.store.submit(store.prompts).result()
-    opened([str(saved.id), "\x00save"]).acted.emit(str(saved.id))
-    popup = opened(["\x00save", "\x00restore"])
-    assert services.store.submit(store.prompts).result() == []
-    popup.close()
-    popup.chosen.emit("\x00restore")
-    qtbot.waitUntil(lambda: [p.text for p in services.store.submit(store.prompts).result()] == [saved.text])
-    qtbot.waitUntil(lambda: any(p.isVisible() for p in page.findChildren(SearchPopup)))
-    for each in page.findChildren(SearchPopup):
-        each.close()
-
-
-def test_a_removed_preset_can_be_restored(qtbot, show, services):
-    services.store.submit(conversations.save_preset, "Short", "Answer in one sentence.", {"seed": 1}).result()
-    options = show(ChatOptions(services))
-    qtbot.waitUntil(lambda: options.preset.count() == 2)
-    options.preset.setCurrentIndex(1)
-    options._remove_preset()
-    qtbot.waitUntil(lambda: options.preset.itemText(1) == "Restore “Short”")
-    assert services.store.submit(conversations.presets).result() == []
-    options.preset.activated.emit(1)
-    qtbot.waitUntil(lambda: options.preset.itemText(1) == "Short")
-    (preset,) = services.store.submit(conversations.presets).result()
-    assert (preset.system_prompt, preset.sampling) == ("Answer in one sentence.", {"seed": 1})

