@@ -518,10 +518,10 @@ def _png(name: str, image: QImage) -> Document:
     """An image as an attachment. Raises: DocumentError: it is too large."""
     buffer = QBuffer()
     buffer.open(QBuffer.OpenModeFlag.WriteOnly)
-    image.save(buffer, "PNG")
+    image.save(buffer, b"PNG")
     if buffer.size() > MAX_IMAGE_BYTES:
         raise DocumentError(name, f"it is larger than {MAX_IMAGE_BYTES >> 20} MiB")
-    return Document(name, IMAGES[".png"], data=buffer.data().data())
+    return Document(name, IMAGES[".png"], data=bytes(buffer.data().data()))
 
 
 _Held = Qt.KeyboardModifier
