@@ -4,12 +4,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import QBuffer, QCoreApplication, QEvent, QMimeData, QObject, QSize, Qt, QTimer, Signal
+from PySide6.QtCore import (
+    QBuffer,
+    QByteArray,
+    QCoreApplication,
+    QEvent,
+    QMimeData,
+    QObject,
+    QSize,
+    Qt,
+    QTimer,
+    Signal,
+)
 from PySide6.QtGui import (
     QDragEnterEvent,
     QDropEvent,
     QFocusEvent,
     QImage,
+    QImageWriter,
     QKeyEvent,
     QKeySequence,
     QMouseEvent,
@@ -518,7 +530,7 @@ def _png(name: str, image: QImage) -> Document:
     """An image as an attachment. Raises: DocumentError: it is too large."""
     buffer = QBuffer()
     buffer.open(QBuffer.OpenModeFlag.WriteOnly)
-    image.save(buffer, b"PNG")
+    QImageWriter(buffer, QByteArray(b"png")).write(image)
     if buffer.size() > MAX_IMAGE_BYTES:
         raise DocumentError(name, f"it is larger than {MAX_IMAGE_BYTES >> 20} MiB")
     return Document(name, IMAGES[".png"], data=bytes(buffer.data().data()))
