@@ -36,7 +36,7 @@ from engine.pool.loaded_model import CRASH_WINDOW_S, MAX_CRASHES
 from tests.optin.marathon_faults import TABLE, Skipped
 from tests.optin.marathon_traffic import STUCK_TICKS, Traffic
 from tests.optin.marathon_world import World, alive
-from tests.optin.soak_traffic import POISON
+from tests.optin.random_requests import POISON
 from tests.support.fakes.fake_hub import FakeFile, FakeHub
 from tests.support.models.variants import write_poisoned
 

@@ -34,8 +34,8 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.bench.abuse import SLOW_TEMPLATE, deep
 from tests.optin.marathon import BUNDLED, on_a_disk_of_its_own
+from tests.optin.marathon_liars import SLOW_TEMPLATE, deep
 from tests.optin.marathon_world import World
 
 AFTER_S = 60

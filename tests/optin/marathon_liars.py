@@ -1,10 +1,16 @@
 """Others that lie or misuse, as faults of a marathon: hubs, MCP servers, upstreams, clients."""
 
 import asyncio
+import http.client
+import json
+import socket
 import sys
 import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
 
-from tests.bench.abuse import misuses
+SLOW_TEMPLATE = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+HI = [{"role": "user", "content": "Hi"}]
 
 
 class Skipped(Exception):
@@ -93,10 +99,88 @@ async def upstream_is_cut(world, traffic):
 
 
 async def abusers(world, traffic):
-    """Two misuses of the benchmark, for some seconds."""
+    """Two misuses, for some seconds each."""
     works = misuses("spark")
     until = time.monotonic() + 8
     for name in world.rng.sample(sorted(works), 2):
         while time.monotonic() < until:
             await asyncio.to_thread(works[name], traffic.url)
         until += 8
+
+
+def misuses(model: str) -> dict[str, Callable[[str], str]]:
+    """Expensive or slow requests by name. Each is a function of the server's URL."""
+
+    def sends(path: str, body: bytes) -> Callable[[str], str]:
+        return lambda url: post(url, path, body)
+
+    number = iter(range(1 << 30))
+    one = b'{"role":"user","content":"a"},'
+    many = b'{"model":"%s","messages":[%s]}' % (model.encode(), (one * 500_000)[:-1])
+    return {
+        "60 MB of a": sends(
+            "/v1/chat/completions", chat(model, messages=[{"role": "user", "content": "a" * 60_000_000}])
+        ),
+        "control tokens": sends(
+            "/tokenize", json.dumps({"model": model, "content": "<|im_end|>" * 100_000}).encode()
+        ),
+        "1 MB to count": sends("/tokenize", json.dumps({"model": model, "content": "a" * (1 << 20)}).encode()),
+        "500,000 messages": sends("/v1/chat/completions", many),
+        "slow templates": lambda url: post(
+            url, "/v1/chat/completions", chat(model, chat_template=f"{SLOW_TEMPLATE}{next(number)}")
+        ),
+        "half heads": holder(b"POST / HTTP/1.1\r\nX: "),
+        "half bodies": holder(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 9\r\n\r\n{"
+        ),
+        "heavy schemas": sends(
+            "/v1/chat/completions",
+            chat(model, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": deep(60)}}),
+        ),
+    }
+
+
+def post(url: str, path: str, body: bytes) -> str:
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=60)
+    try:
+        connection.request("POST", path, body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        answer.read()
+        return str(answer.status)
+    except OSError as error:
+        return type(error).__name__
+    finally:
+        connection.close()
+
+
+def chat(model: str, **fields: object) -> bytes:
+    return json.dumps({"model": model, "messages": HI, "max_tokens": 1, **fields}).encode()
+
+
+def holder(start: bytes) -> Callable[[str], str]:
+    """A function that opens a hundred connections, sends `start`, and closes them after a second."""
+
+    def hold(url: str) -> str:
+        address = urlsplit(url)
+        connections = []
+        for _ in range(100):
+            try:
+                connections.append(socket.create_connection((str(address.hostname), address.port), 5))
+                connections[-1].sendall(start)
+            except OSError:
+                break
+        time.sleep(1)
+        for connection in connections:
+            connection.close()
+        return "closed"
+
+    return hold
+
+
+def deep(levels: int) -> dict[str, object]:
+    schema: dict[str, object] = {"type": "string", "maxLength": 100_000}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema, "b": {"type": "array", "maxItems": 10_000}}}
+    return schema

@@ -8,7 +8,7 @@ from collections import Counter
 
 import httpx2
 
-from tests.optin.soak_traffic import Shot, complete, draw_shot, golden_prompts, prose, refusal
+from tests.optin.random_requests import Shot, complete, draw_shot, golden_prompts, prose, refusal
 from tests.support.servers import ROOT
 
 # Seconds without a byte after which a request counts as endless: ticks of this process, because a machine may

@@ -1,4 +1,4 @@
-"""Requests of random shape for the soak: what is sent, and what a right answer to it looks like."""
+"""Random requests for a marathon, with what a correct response looks like."""
 
 import json
 import random
