@@ -341,8 +341,9 @@ class Catalogue(QTranslator):
 
 def texts_of(name: str) -> dict[str, str]:
     """The translations of a language (`de`), empty if there is no file."""
-    path = ASSETS / "languages" / f"{name}.json"
-    texts: dict[str, str] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    texts: dict[str, str] = {}
+    for path in (ASSETS / "languages" / f"{name}.plain.json", ASSETS / "languages" / f"{name}.json"):
+        texts |= json.loads(path.read_text("utf-8")) if path.is_file() else {}
     return texts
 
 

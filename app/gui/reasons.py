@@ -1,5 +1,6 @@
 """Translates the reasons and errors of the server for the window, with localized numbers."""
 
+import json
 import re
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -12,11 +13,10 @@ from app.attachments import DocumentError
 from app.client import ApiError, ServerUnreachable
 from app.error_text import describe
 from app.gui import formatted
+from app.gui.theme import ASSETS
 from devices.msgspec_lock import learned
 from engine.api.jobs import Job
 from engine.message_catalog import AMOUNTS, Wording
-from engine.message_catalog.documents import UNREADABLE_DOCUMENTS
-from engine.message_catalog.errors import PLAIN_TEXTS
 from engine.message_catalog.reasons import Reason
 
 # Error texts of the operating system for files, disks and connections. Source: strerror(3) of glibc.
@@ -40,6 +40,9 @@ SYSTEM_TEXTS = frozenset(
 )
 _FIELD = re.compile(r"\\?\{(\w+)\\?\}")  # of a template, or of its escaped form
 _LONGEST_TEXT = 1000
+# Texts that reach the window as English sentences, because a model, a terminal or an index reads them too: problems
+# of edits, files, imports, MCP servers, settings, devices and documents. The keys are templates with named fields.
+PLAIN_TEXTS = ASSETS / "languages" / "de.plain.json"
 
 
 class _Tokens(int):
@@ -105,7 +108,8 @@ def _template_of(text: str) -> tuple[str, dict[str, str]]:
 @cache  # not at import: compiling takes a part of the time until the window appears
 def templates() -> tuple[tuple[str, re.Pattern[str]], ...]:
     """Every template of a plain text with its pattern, the one with the most words of its own first."""
-    ordered = sorted((*UNREADABLE_DOCUMENTS, *PLAIN_TEXTS), key=lambda text: -len(_FIELD.sub("", text)))
+    texts: dict[str, str] = json.loads(PLAIN_TEXTS.read_text("utf-8"))
+    ordered = sorted(texts, key=lambda text: -len(_FIELD.sub("", text)))
     return tuple((text, re.compile(_FIELD.sub(r"(?P<\1>.+?)", re.escape(text)), re.DOTALL)) for text in ordered)
 
 

@@ -253,7 +253,7 @@ def test_every_plain_text_is_one_that_the_window_knows(path):
         is_translated = text in every_text() or is_known(text)  # a page translates constants by itself
         if SENTENCE.search(text) and not NO_TEXTS.search(text) and not is_translated:
             unknown.append(text)
-    assert unknown == [], "add a template to PLAIN_TEXTS, with fields for the values"
+    assert unknown == [], "add a template to assets/languages/de.plain.json, with fields for the values"
 
 
 EVERY_SYSTEM = [
@@ -281,7 +281,7 @@ def test_how_to_get_a_backend_is_known():
     told |= {nvidia_driver(system, gpu) for system in EVERY_SYSTEM for gpu in ("10de:1b80", "10de:2684")}
     told |= {gpu_driver("AMD", amd_firmware(system)) for system in EVERY_SYSTEM}
     assert len(told) > 30
-    assert [hint for hint in sorted(told) if not is_known(hint)] == [], "add templates to PLAIN_TEXTS"
+    assert [hint for hint in sorted(told) if not is_known(hint)] == [], "add templates to de.plain.json"
 
 
 @pytest.mark.parametrize("capabilities", [(), ("fim",)])

@@ -1,6 +1,7 @@
 """Every text of the window that a translation must contain."""
 
 import ast
+import json
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from app.gui.library.model_card import _CAN
 from app.gui.quantize.loss_chips import _LOSS_WORDS
 from app.gui.quantize.page import _CACHE_NAMES, _GATES, _TEXTS, _TIERS
 from app.gui.quantize.report import _MEASURES
-from app.gui.reasons import SYSTEM_TEXTS
+from app.gui.reasons import PLAIN_TEXTS, SYSTEM_TEXTS
 from app.gui.server.page import SNIPPETS
 from app.gui.settings_page import _AT_ZERO, _CHOICES
 from app.gui.shortcuts import SHORTCUTS
@@ -26,8 +27,6 @@ from devices import fault_rules, first_look, types
 from devices.probes import fix_hints
 from engine.api.jobs import JobKind
 from engine.message_catalog import CHECKS, TEMPLATES
-from engine.message_catalog.documents import UNREADABLE_DOCUMENTS
-from engine.message_catalog.errors import PLAIN_TEXTS
 from quantize.job.report import GRIDS
 from quantize.kv_cache_types import CACHE_TYPES
 
@@ -77,7 +76,7 @@ def tables():
     found |= {kind.title for kind in JobKind} | set(_CACHE_NAMES.values()) | {item.hint for item in SNIPPETS}
     found |= {source(name) for name in ("", "user", "file", "generation_config", "model_card", "llama.cpp")}
     found |= {template for kind, template in TEMPLATES.items() if kind not in CHECKS}  # only the terminal's
-    found |= set(GRIDS.values()) | {*UNREADABLE_DOCUMENTS, *PLAIN_TEXTS}
+    found |= set(GRIDS.values()) | json.loads(PLAIN_TEXTS.read_text("utf-8")).keys()
     found |= {rule.title for rule in fault_rules.parse(fault_rules.SHIPPED.read_bytes()).rules}
     found |= {*plain_texts(types), *plain_texts(fix_hints), *SYSTEM_TEXTS}
     found |= {first_look.NONE_FOUND, first_look.NONE_IN_CONTAINER, first_look.UNUSED, first_look.USED}
