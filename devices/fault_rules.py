@@ -29,11 +29,8 @@ LOCAL: Final = "found_here.json"
 FOUND: Final = "here-"  # prefix of these rules' names
 MAX_BYTES: Final = 4 << 20
 MAX_FOUND: Final = 100
-SHORTEST_COMMIT: Final = 7  # git's own shortest form
 # Variables that a rule may set: switches of ggml's backends, never paths or libraries.
 _VARIABLE: Final = re.compile(r"(GGML_(VK|CUDA|HIP|SYCL|OPENCL|METAL)|HIP_LAUNCH|LLAMA_ATTN)_[A-Z0-9_]{1,48}\Z")
-# Backends that run the layers instead, best first.
-INSTEAD: Final = {"rocm": "vulkan", "cuda": "vulkan", "sycl": "vulkan"}
 
 EMPTY: Final[Mapping[str, str]] = {}
 Decoded = TypeVar("Decoded")
@@ -156,20 +153,6 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     commits: dict[_Word, int] = {}
     dates: dict[date, int] = {}
     python_versions: dict[_Word, int] = {}
-
-    def build_on(self, day: date) -> int:
-        """The build of that day, interpolated or extrapolated from the known ones."""
-        dates = sorted(self.dates.items())
-        after = next((i for i, (at, _) in enumerate(dates) if at >= day), len(dates) - 1)
-        (start, low), (end, high) = dates[max(0, after - 1)], dates[max(1, after)]
-        return max(0, low + round((day - start).days * (high - low) / max(1, (end - start).days)))
-
-    def build_of(self, commit: str) -> int | None:
-        """The build of a commit, by its first seven or more digits; None if it is not listed."""
-        short = commit.lower()
-        if len(short) < SHORTEST_COMMIT:
-            return None
-        return next((n for at, n in self.commits.items() if at.startswith(short) or short.startswith(at)), None)
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -539,40 +522,6 @@ def _read(path: Path) -> bytes:
 
 
 # ---- What follows
-
-
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rules say about one use of a chip: the backend to use (`cpu`: none of the chip's), and why.
-
-    `rules` are those that matched on the way. `then` are the settings for that backend; `engine` and `advice` are
-    for the user.
-    """
-
-    backend: str
-    rules: tuple[Rule, ...] = ()
-    then: Then = Then()
-    engine: tuple[str, ...] = ()
-    advice: tuple[str, ...] = ()
-
-
-def decide(rules: Iterable[Rule], facts: Facts, *, other: Mapping[str, str] | None = None) -> Decision:
-    """The result for these facts; `other` returns the backend that replaces an avoided one."""
-    rules, other = tuple(rules), INSTEAD if other is None else other
-    obeyed: list[Rule] = []
-    backend = facts.backend
-    while True:
-        here = matching(rules, msgspec.structs.replace(facts, backend=backend))
-        obeyed += [rule for rule in here if rule not in obeyed]
-        if not any(rule.then.avoid for rule in here):
-            break
-        backend = other.get(backend, "cpu")
-    return Decision(
-        backend=backend,
-        rules=tuple(obeyed),
-        then=together(here),
-        engine=tuple(rule.then.engine for rule in obeyed if rule.then.engine),
-        advice=tuple(dict.fromkeys(rule.then.advice for rule in obeyed if rule.then.advice)),
-    )
 
 
 def together(rules: Iterable[Rule]) -> Then:

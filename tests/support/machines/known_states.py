@@ -7,15 +7,22 @@ import calendar
 import json
 import re
 import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
-from devices.fault_rules import Decision, Facts, Rules, decide, load
+import msgspec
+
+from devices.fault_rules import Facts, Rule, Rules, Then, load, matching, together
 
 STATES = Path(__file__).parents[2] / "data" / "machines" / "known_states.json"
 FURTHER = STATES.with_name("further_states.json")
 BACKENDS = {"hip": "rocm"}
+# Backends that run the layers instead of an avoided one.
+INSTEAD = {"rocm": "vulkan", "cuda": "vulkan", "sycl": "vulkan"}
+SHORTEST_COMMIT = 7  # git's own shortest form
 MONTHS = {name: number for number, name in enumerate(calendar.month_abbr) if name}
 # What a file's name says of its architecture, where the thread names the model only.
 ARCHITECTURES = {
@@ -51,6 +58,57 @@ MIXED = {
     "Q4_K": r"(UD-)?Q4_K.*",
     "Q8_0": r"(UD-)?Q8_0|Q8_0.*",
 }
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The result of the rules for one chip: the backend to use (`cpu`: none of the chip's), and why.
+
+    `rules` are those that matched on the way. `then` are the settings for that backend; `engine` and `advice` are
+    for the user.
+    """
+
+    backend: str
+    rules: tuple[Rule, ...]
+    then: Then
+    engine: tuple[str, ...]
+    advice: tuple[str, ...]
+
+
+def decide(rules: Iterable[Rule], facts: Facts, *, other: Mapping[str, str] = INSTEAD) -> Decision:
+    """The result for these facts; `other` returns the backend that replaces an avoided one."""
+    rules = tuple(rules)
+    matched: list[Rule] = []
+    backend = facts.backend
+    while True:
+        here = matching(rules, msgspec.structs.replace(facts, backend=backend))
+        matched += [rule for rule in here if rule not in matched]
+        if not any(rule.then.avoid for rule in here):
+            break
+        backend = other.get(backend, "cpu")
+    return Decision(
+        backend=backend,
+        rules=tuple(matched),
+        then=together(here),
+        engine=tuple(rule.then.engine for rule in matched if rule.then.engine),
+        advice=tuple(dict.fromkeys(rule.then.advice for rule in matched if rule.then.advice)),
+    )
+
+
+def build_on(rules: Rules, day: date) -> int:
+    """The build of llama.cpp of that day, interpolated or extrapolated from the known ones."""
+    dates = sorted(rules.dates.items())
+    after = next((i for i, (at, _) in enumerate(dates) if at >= day), len(dates) - 1)
+    (start, low), (end, high) = dates[max(0, after - 1)], dates[max(1, after)]
+    return max(0, low + round((day - start).days * (high - low) / max(1, (end - start).days)))
+
+
+def build_of(rules: Rules, commit: str) -> int | None:
+    """The build of a commit, by its first seven or more digits; None if it is not listed."""
+    short = commit.lower()
+    if len(short) < SHORTEST_COMMIT:
+        return None
+    return next((n for at, n in rules.commits.items() if at.startswith(short) or short.startswith(at)), None)
 
 
 def states(path: Path = STATES) -> list[dict[str, Any]]:
@@ -129,7 +187,7 @@ def _builds(engine: dict[str, Any], rules: Rules) -> tuple[int, int] | None:
         build = int(found[1])
         return (build, build + 400) if "after" in text else (build, build)
     for commit in (str(engine.get("commit", "")), text):
-        if own and (build := rules.build_of(commit.split()[0] if commit else "")) is not None:
+        if own and (build := build_of(rules, commit.split()[0] if commit else "")) is not None:
             return (build, build)
     python = rules.python_versions.get(text) if program == "llama-cpp-python" else None
     if python is not None:
@@ -143,7 +201,7 @@ def _builds(engine: dict[str, Any], rules: Rules) -> tuple[int, int] | None:
     end = date(start.year, months[-1], calendar.monthrange(start.year, months[-1])[1])
     if "early" in words:
         end = start + timedelta(days=9)
-    return rules.build_on(start), rules.build_on(end)
+    return build_on(rules, start), build_on(rules, end)
 
 
 def _patches(engine: dict[str, Any]) -> tuple[str, ...]:

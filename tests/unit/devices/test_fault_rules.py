@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from app.cli.main import cli
 from devices import fault_rules
 from devices.errors import FaultRulesRefused
-from devices.fault_rules import Builds, Facts, Span, Then, decide, load, matching, numbers, parse, together, update
+from devices.fault_rules import Builds, Facts, Span, Then, load, matching, numbers, parse, together, update
 from devices.recording import RecordedHost
 from devices.report import work_round_crashes
 from devices.system_checks import driver_versions
@@ -21,7 +21,7 @@ from engine.placement.device_checks import DeviceChecks
 from engine.placement.placer import read_shape
 from engine.runner.protocol import LoadSettings
 from tests.support.fakes.minisign_signer import Signer
-from tests.support.machines.known_states import FURTHER, agrees, facts_of, states
+from tests.support.machines.known_states import FURTHER, agrees, build_of, build_on, decide, facts_of, states
 from tests.support.models.shapes import scaled, write_shape
 
 STATES = [*states(), *states(FURTHER)]
@@ -194,13 +194,13 @@ def test_rules_found_here_are_added_and_never_replace_a_shipped_one(tmp_path):
 
 def test_dates_between_and_beyond_the_known_ones_have_a_build(rules):
     days = sorted(rules.dates)
-    builds = [rules.build_on(day) for day in days]
+    builds = [build_on(rules, day) for day in days]
     assert builds == [rules.dates[day] for day in days]
-    assert rules.build_on(date(2026, 7, 20)) > rules.dates[date(2026, 7, 16)]
-    assert rules.build_on(date(2027, 1, 1)) > builds[-1]
-    assert rules.build_on(date(2000, 1, 1)) == 0
-    assert rules.build_of("0c1e57098bba43ac29e6") == rules.python_versions["0.3.36"]
-    assert rules.build_of("0c1e") is None
+    assert build_on(rules, date(2026, 7, 20)) > rules.dates[date(2026, 7, 16)]
+    assert build_on(rules, date(2027, 1, 1)) > builds[-1]
+    assert build_on(rules, date(2000, 1, 1)) == 0
+    assert build_of(rules, "0c1e57098bba43ac29e6") == rules.python_versions["0.3.36"]
+    assert build_of(rules, "0c1e") is None
 
 
 # ---- The command
