@@ -117,9 +117,10 @@ def after_reasoning(constraint: Constraint, own: Markers | None, prefill: str) -
 class ConstraintChecker:
     """One warm child that tests constraints; results are cached, because clients repeat their schemas."""
 
-    def __init__(self, timeout_s: float = TIME_LIMIT_S, memory_bytes: int = MEMORY_LIMIT_BYTES) -> None:
-        self.child = BoundedChild("engine.chat.grammar_check_child", timeout_s=timeout_s, memory_bytes=memory_bytes)
-        self._timeout_s = timeout_s
+    def __init__(self) -> None:
+        self.child = BoundedChild(
+            "engine.chat.grammar_check_child", timeout_s=TIME_LIMIT_S, memory_bytes=MEMORY_LIMIT_BYTES
+        )
         self._verdicts: OrderedDict[bytes, GrammarCheckResult] = OrderedDict()
 
     async def check(self, constraint: Constraint, param: str) -> Constraint:
@@ -165,7 +166,7 @@ class ConstraintChecker:
                 return GrammarCheckResult(
                     kind="json_schema", source=json.dumps(plain), dropped=("the schema as a whole",)
                 )
-            why = f"takes more than {self._timeout_s:g} s" if failure.timed_out else "needs too much memory"
+            why = f"takes more than {TIME_LIMIT_S:g} s" if failure.timed_out else "needs too much memory"
             return GrammarCheckResult(kind="", source="", problem=f"preparing it {why}")
 
     def warm(self) -> None:

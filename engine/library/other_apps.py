@@ -60,12 +60,10 @@ def _system_folders(home: Path, environment: Mapping[str, str], platform: str) -
     return caches, Path(environment.get("XDG_DATA_HOME", str(home / ".local" / "share")))
 
 
-def present(
-    home: Path | None = None, environment: Mapping[str, str] | None = None, platform: str = sys.platform
-) -> tuple[ForeignFolder, ...]:
+def present() -> tuple[ForeignFolder, ...]:
     """The folders that exist, without duplicates."""
     folders: dict[Path, ForeignFolder] = {}
-    for folder in candidates(home or Path.home(), os.environ if environment is None else environment, platform):
+    for folder in candidates(Path.home(), os.environ, sys.platform):
         try:
             if folder.path.is_dir():
                 folders.setdefault(folder.path.resolve(), folder)

@@ -38,16 +38,14 @@ class ProviderReport(msgspec.Struct, frozen=True):
         return msgspec.structs.asdict(self)
 
 
-def discover(
-    environ: Mapping[str, str] | None = None, *, timeout_s: float = TIMEOUT_S, system: str | None = None
-) -> tuple[ProviderReport, ...]:
+def discover(environ: Mapping[str, str] | None = None, *, system: str | None = None) -> tuple[ProviderReport, ...]:
     """Reports for the CPU and every provider that exists for this system. Failures of a provider never raise."""
     environ = os.environ if environ is None else environ
     system = system or _SYSTEMS.get(sys.platform, "linux")
     adapters = [a for a in ADAPTERS.values() if system in a.systems]
     with ThreadPoolExecutor(max_workers=4, thread_name_prefix="provider-probe") as pool:
-        cpu = pool.submit(_cpu, timeout_s)
-        reports = list(pool.map(lambda a: probe(a, environ, timeout_s=timeout_s), adapters))
+        cpu = pool.submit(_cpu)
+        reports = list(pool.map(lambda a: probe(a, environ), adapters))
     return (cpu.result(), *reports)
 
 
@@ -74,8 +72,8 @@ def probe(adapter: Adapter, environ: Mapping[str, str], *, timeout_s: float = TI
     return _report(adapter, "usable", f"{what}; {sentence(adapter.tried)}", devices)
 
 
-def _cpu(timeout_s: float) -> ProviderReport:
-    outcome = run_child([*child_command("engine.runner.onnx.probe"), "CPUExecutionProvider"], timeout_s, _quiet())
+def _cpu() -> ProviderReport:
+    outcome = run_child([*child_command("engine.runner.onnx.probe"), "CPUExecutionProvider"], TIMEOUT_S, _quiet())
     if outcome.answer is None:
         text = f"ONNX Runtime does not load: {outcome.reason}. pip install onnxruntime"
         return ProviderReport("CPUExecutionProvider", "CPU", "failed", text, tried="")

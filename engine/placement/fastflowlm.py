@@ -83,11 +83,11 @@ def detect() -> FlmReport:
     program = executable()
     if program is None:
         return FlmReport(None, problem="FastFlowLM is not installed: there is no `flm`")
-    version = _run_program(program, TIMEOUT_S, "version")
+    version = _run_program(program, "version")
     if version is None:
         return FlmReport(program, problem=f"{program} gives no answer")
-    validated = _json(_run_program(program, TIMEOUT_S, "validate", "--json"))
-    listed = _json(_run_program(program, TIMEOUT_S, "list", "--filter", "installed", "--json"))
+    validated = _json(_run_program(program, "validate", "--json"))
+    listed = _json(_run_program(program, "list", "--filter", "installed", "--json"))
     return FlmReport(
         program,
         version.strip().splitlines()[-1][:80] if version.strip() else "",
@@ -98,7 +98,7 @@ def detect() -> FlmReport:
 
 @lru_cache(maxsize=4)
 def _installed(program: str, _mtime_ns: int) -> tuple[FlmModel, ...]:
-    return _models(_json(_run_program(program, TIMEOUT_S, "list", "--filter", "installed", "--json")))
+    return _models(_json(_run_program(program, "list", "--filter", "installed", "--json")))
 
 
 def installed_model(tag: str) -> FlmModel:
@@ -142,13 +142,13 @@ def _listed(models: tuple[FlmModel, ...]) -> str:
     )
 
 
-def _run_program(program: str, timeout_s: float, *arguments: str) -> str | None:
+def _run_program(program: str, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
             [program, *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=timeout_s,
+            timeout=TIMEOUT_S,
             check=False,
             env=without_secrets({"FLM_DISABLE_UPDATE_CHECK": "1"}),
         )

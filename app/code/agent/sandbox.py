@@ -299,17 +299,15 @@ _TOOL_CHAINS: Final = (
 _CONDA: Final = ("condabin", "conda-meta", "envs", "etc", "share", "ssl")
 
 
-def program_paths(
-    name: str, home: Path, environment: Mapping[str, str] = os.environ, *, chains: bool = True
-) -> list[str]:
+def program_paths(name: str, home: Path, *, chains: bool = True) -> list[str]:
     """Files and folders to show: from each folder on PATH, and the command's own if it is an absolute path.
 
     `chains`: also the tool chains of the home folder.
     """
-    allowed = _Programs(home, environment)
+    allowed = _Programs(home)
     if chains:
-        allowed.add_tool_chains(tool_chains(home, environment))
-    for entry in environment.get("PATH", "").split(os.pathsep):
+        allowed.add_tool_chains(tool_chains(home))
+    for entry in os.environ.get("PATH", "").split(os.pathsep):
         if Path(entry).is_absolute():
             allowed.add_folder(_normal(entry))
     if Path(name).is_absolute():
@@ -318,9 +316,9 @@ def program_paths(
     return shown[:_MAX_PATHS]
 
 
-def tool_chains(home: Path, environment: Mapping[str, str] = os.environ) -> dict[str, Path]:
+def tool_chains(home: Path) -> dict[str, Path]:
     """Existing tool-chain folders, by the environment variable that names them."""
-    folders = {name: Path(environment.get(name) or home / default) for name, default, _ in _TOOL_CHAINS}
+    folders = {name: Path(os.environ.get(name) or home / default) for name, default, _ in _TOOL_CHAINS}
     return {name: folder for name, folder in folders.items() if folder.is_absolute() and folder.is_dir()}
 
 
@@ -330,10 +328,10 @@ def _normal(path: str) -> Path:
 
 
 class _Programs:
-    def __init__(self, home: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, home: Path) -> None:
         self.paths: dict[str, None] = {}
         data = [home / below for below in _DATA_FOLDERS.values()]
-        data += [Path(environment[name]) for name in _DATA_FOLDERS if Path(environment.get(name, "")).is_absolute()]
+        data += [Path(os.environ[name]) for name in _DATA_FOLDERS if Path(os.environ.get(name, "")).is_absolute()]
         self._homes = {Path("/"), home, home.resolve()}
         self._private = self._homes | {*data, *(folder.resolve() for folder in data)}
 

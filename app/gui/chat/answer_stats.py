@@ -11,7 +11,6 @@ from app.client import ChatResponse
 from app.db.records import Message
 from app.gui.formatted import plain_tip
 from app.gui.reasons import translated
-from app.gui.widgets.basics import LabelKind
 from engine.api.chat import Timings, Usage
 
 _EXACT_BELOW = 100  # tokens/s; no decimals above this
@@ -99,11 +98,11 @@ _BETWEEN, _MORE = " · ", " · …"
 class FactsLine(QLabel):
     """A line of facts, most important first. The last ones are omitted if they do not fit."""
 
-    def __init__(self, facts: Sequence[str], kind: LabelKind = "small") -> None:
+    def __init__(self, facts: Sequence[str]) -> None:
         super().__init__()
         self._facts = list(facts)
         self.setTextFormat(Qt.TextFormat.PlainText)
-        self.setProperty("kind", kind)
+        self.setProperty("kind", "small")
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         self.setAccessibleName(_BETWEEN.join(facts))
         self._fit()

@@ -54,9 +54,9 @@ def program_columns() -> list[str]:
     return [_tr("Program"), _tr("Address"), _tr("Last seen"), _tr("Running"), _tr("Requests")]
 
 
-def program_row(row: Program, now: float | None = None) -> list[str]:
+def program_row(row: Program) -> list[str]:
     """Cells of one program."""
-    seconds = max(0.0, (time.time() if now is None else now) - row.last_seen)
+    seconds = max(0.0, time.time() - row.last_seen)
     ago = _tr("now") if row.active or seconds < _MINUTE_S else _tr("{n} ago").format(n=formatted.duration(seconds))
     return [
         row.name,

@@ -53,7 +53,6 @@ async def measure_prices(
     machine_key: str,
     *,
     threads: int,
-    devices: tuple[str, ...] = (),
     types: Sequence[str] = TYPES,
     probe: shapes.Dimensions = PROBE,
     scratch: Path,
@@ -69,12 +68,12 @@ async def measure_prices(
     ratios_by_type: dict[str, float] = {}
     unit_ns: list[float] = []
     with scratch_folder(scratch) as folder:
-        async with _loaded(folder, UNIT, threads, devices, probe) as unit:
+        async with _loaded(folder, UNIT, threads, probe) as unit:
             for number, name in enumerate(types):
                 step(name, number, len(types))
                 if name == UNIT:
                     continue
-                async with _loaded(folder, name, threads, devices, probe) as meter:
+                async with _loaded(folder, name, threads, probe) as meter:
                     ratios = []
                     for _ in range(TURNS):
                         mine, other = [1e9 / (await m.timed(16)).decode_tok_s for m in (meter, unit)]
@@ -84,14 +83,12 @@ async def measure_prices(
     unit_s = statistics.median(unit_ns) / weights(probe)
     priced = {name: ratio * unit_s for name, ratio in ratios_by_type.items()} | {UNIT: unit_s}
     return TypePrices(
-        machine_key=machine_key, devices=devices, threads=threads, ns_per_weight=priced, measured_at=time.time()
+        machine_key=machine_key, devices=(), threads=threads, ns_per_weight=priced, measured_at=time.time()
     )
 
 
 @contextlib.asynccontextmanager
-async def _loaded(
-    folder: Path, name: str, threads: int, devices: tuple[str, ...], probe: shapes.Dimensions
-) -> AsyncIterator[Meter]:
+async def _loaded(folder: Path, name: str, threads: int, probe: shapes.Dimensions) -> AsyncIterator[Meter]:
     """A warmed-up runner with a dummy-weight model of one type; the file is deleted after loading."""
     path = folder / f"{name}.gguf"
     dummy_model.write_in_child(path, probe=probe, mix=name, on_progress=lambda _done, _total: None)
@@ -99,8 +96,6 @@ async def _loaded(
         path=str(path),
         n_threads=threads,
         n_threads_batch=threads,
-        devices=devices,
-        n_gpu_layers=99 if devices else 0,
         use_mmap=False,
     )
     async with loaded_meter(bench_settings(settings, (16,), (1,), DECODED), DECODED, 16) as meter:

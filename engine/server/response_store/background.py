@@ -77,8 +77,9 @@ class BackgroundJobs:
         job = self._jobs.get(response_id)
         return job if job is not None and may_see(job.owner) else None
 
-    def refuse_unfinished(self, response_id: str, param: str) -> None:
+    def refuse_unfinished(self, response_id: str) -> None:
         """Raises: InputFault: the response still runs, or was cancelled, so that nothing can follow it."""
+        param = "previous_response_id"
         job = self.find(response_id)
         status = "completed" if job is None else job.items.response["status"]
         if status not in _ENDED:

@@ -67,7 +67,7 @@ async def _compacted(state: ServerState, body: CompactRequest) -> dict[str, Any]
         items = [state.responses.meant(item, f"input[{i}]") for i, item in enumerate(items)]
     context: tuple[Message, ...] = ()
     if body.previous_response_id is not None:
-        state.background.refuse_unfinished(body.previous_response_id, "previous_response_id")
+        state.background.refuse_unfinished(body.previous_response_id)
         context = state.responses.previous(body.previous_response_id).messages
     context = (*context, *to_messages(items, Toolbox()))
     if not context:

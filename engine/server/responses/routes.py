@@ -149,7 +149,7 @@ async def _understand(state: ServerState, body: ResponsesRequest) -> _Asked:
         add_from_items(box, listed)
     context: tuple[Message, ...] = ()
     if body.previous_response_id is not None:
-        state.background.refuse_unfinished(body.previous_response_id, "previous_response_id")
+        state.background.refuse_unfinished(body.previous_response_id)
         context = state.responses.previous(body.previous_response_id).messages
     if conversation is not None:
         conversation.require_capacity(items or [_user_item(body.input if isinstance(body.input, str) else "")])

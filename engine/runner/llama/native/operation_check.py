@@ -265,12 +265,15 @@ def relative_error(right: Any, computed: Any) -> float:
     return lost / square if square else float(lost > 0)
 
 
+MAX_NAMED: Final = 3  # wrong operations in a text
+
+
 def _max_error(kind: str) -> float:
     return MAX_PRODUCT_ERROR if kind in PRODUCTS else MAX_ERROR
 
 
-def wrong_text(operations: list[Operation], most: int = 3) -> str:
+def wrong_text(operations: list[Operation]) -> str:
     """Return the wrong operations as text, the worst first; empty if there are none."""
     wrong = list(dict.fromkeys(o.words for o in operations if o.wrong))
-    more = f" and {len(wrong) - most} more" if len(wrong) > most else ""
-    return ", ".join(wrong[:most]) + more
+    more = f" and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
+    return ", ".join(wrong[:MAX_NAMED]) + more

@@ -5,7 +5,6 @@ Usage: python -m engine.runner.onnx.speech.child MEMORY_BYTES TIME_S
 
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -75,7 +74,6 @@ class FixedMoonshine:
         *,
         provider: str = "",
         cache: Path | None = None,
-        on_compile: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Raises: BadSpeechModel, LoadFailed: the provider is missing or does not take the whole graph."""
         self.shape = s = read_facts(folder)
@@ -97,9 +95,7 @@ class FixedMoonshine:
             facts = (graph.stat().st_size, graph.stat().st_mtime_ns, s)
             compiled = compiled_at(cache, facts, choice, name)
             try:
-                session, note = whole_session(
-                    ort, options, graph, choice, compiled=compiled, floats=True, on_compile=on_compile
-                )
+                session, note = whole_session(ort, options, graph, choice, compiled=compiled, floats=True)
             except LoadFailed:
                 raise
             except Exception as error:
