@@ -56,7 +56,7 @@ def _faults(machine: Machine, listed: set[str]) -> list[Finding]:
         detail = f"{rule.effect.capitalize()} with {with_what}. Tessera {done}.{source}"
         was_here = rule.id.startswith(fault_rules.FOUND)
         severity: Severity = "advice" if (of_loads and not was_here) or not then.avoid else "warning"
-        fix = then.advice or then.engine or "nothing: Tessera works round it"
+        fix = then.advice or then.engine or "nothing: Tessera works around it"
         findings.setdefault(rule.id, Finding(f"known_{rule.id}", severity, rule.title, detail, fix, device.id))
     return list(findings.values())
 

@@ -397,7 +397,7 @@ def _check(rule: Rule) -> None:
         if not _VARIABLE.match(name):
             raise FaultRulesRefused(f"rule {rule.id} sets {name!r}, which rules may not set")
     if not 0 <= then.max_ubatch <= 1 << 16 or not 0 <= then.min_ubatch <= 1 << 16:
-        raise FaultRulesRefused(f"rule {rule.id} asks for an impossible size of pieces")
+        raise FaultRulesRefused(f"rule {rule.id} asks for an impossible chunk size")
 
 
 def folder() -> Path:

@@ -102,7 +102,7 @@ def runaway_text(runaway: "Runaway", more: str) -> str:
     else:
         shown = runaway.passage
         shown = shown if len(shown) <= _SHOWN_PASSAGE else shown[:_SHOWN_PASSAGE] + "…"
-        why = f"The answer was ended: it said the same {runaway.times} times (“{shown}”)."
+        why = f"The answer was stopped: it repeated the same text {runaway.times} times (“{shown}”)."
     return f"{why} {more}"
 
 

@@ -45,7 +45,7 @@ def calibration_options(names: tuple[str, ...], services: EngineFacade, *, ask: 
         sources = f"{counted(text.files, 'file')} and {counted(len(chats), 'chat')}"
         echo(f"{text.characters:,} characters of {sources}", err=True)
         if text.held_out is None:
-            echo("too little text to hold some out: the gain on it cannot be measured", err=True)
+            echo("too little text for a held-out part: the gain cannot be measured", err=True)
             yield {"calibration": str(text.calibration)}
         else:
             yield {"calibration": str(text.calibration), "own_text": str(text.held_out)}

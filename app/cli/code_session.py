@@ -178,7 +178,7 @@ class CodeSession:
     def apply(self, numbers: tuple[int, ...]) -> bool:
         """Apply all edits that were located, or the numbered ones; False if some could not be applied."""
         if self._proposal is None or not (numbers or self._proposal.applicable):
-            echo("There is nothing to apply: the answer holds no edit that can be applied as a whole.", err=True)
+            echo("There is nothing to apply: the answer contains no edit that can be applied as a whole.", err=True)
             return False
         chosen = [number - 1 for number in numbers] or None
         try:
@@ -314,7 +314,7 @@ class CodeSession:
         )
         for path in restored.left:
             echo(f"not restored, because it was never saved: {shown_text(path)}", err=True)
-        echo("/agent goes on from here; /agent TASK with something new to do.", err=True)
+        echo("/agent continues from here; /agent TASK with something new to do.", err=True)
 
     def _changes(self) -> None:
         _show_event(Planned(self._plan))

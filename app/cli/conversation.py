@@ -278,7 +278,7 @@ class Conversation:
         questions = sum(message["role"] == "user" for message in self._messages)
         words = f"{questions} question{'' if questions == 1 else 's'} loaded."
         if saved.model != self._model:
-            words += f" {saved.model} answered them; {self._model} goes on."
+            words += f" {saved.model} answered them; {self._model} continues."
         echo(words, dim=True, err=True)
 
     # ------------------------------------------------------------------ answers

@@ -92,7 +92,7 @@ def install_version(version: str, models: tuple[str, ...], *, use_now: bool, for
     """
     with _refusals(version), tempfile.TemporaryDirectory(prefix="tessera-wheel-") as work:
         if not force and (fault := _services().engine_fault(version)):
-            raise EngineVersionRefused(f"{fault}. --force installs it all the same")
+            raise EngineVersionRefused(f"{fault}. --force installs it anyway")
         wheel = Path(version) if version.endswith(".whl") else _built(version, Path(work))
         if not wheel.is_file():
             raise EngineVersionRefused(f"there is no file {wheel}")

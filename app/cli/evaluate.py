@@ -57,7 +57,7 @@ def command(
     why = missing()
     if why is not None and not without_sandbox:
         raise NotPossibleHere(
-            f"Programs of a model run only in a sandbox, and {why}. --without-sandbox runs them all the same."
+            f"Programs of a model run only in a sandbox, and {why}. --without-sandbox runs them anyway."
         )
     sandbox = why is None and not without_sandbox
     if not yes:

@@ -213,7 +213,7 @@ def _code_of_abort(error: BaseException) -> int:
         return 130
     from app.cli.echo import echo
 
-    echo("\ntessera: There is nobody to answer. Options such as --yes answer in advance.", err=True)
+    echo("\ntessera: No one can answer this prompt. Options such as --yes answer in advance.", err=True)
     return 2
 
 

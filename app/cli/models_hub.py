@@ -85,7 +85,7 @@ def starters_command(check: bool, as_json: bool) -> None:
         amount = size(proposal.download_bytes) if check else f"about {size(starter.expected_bytes)}"
         echo(f"{starter.id:<22}{starter.job:<11}{amount}, {starter.license}")
         echo(f"  {proposal.reason}.")
-    unchecked = f"The list is of {EngineFacade.recommended_on()}; --check asks the hub."
+    unchecked = f"The list is from {EngineFacade.recommended_on()}; --check asks the hub."
     echo("\nChecked with the hub." if check else f"\n{unchecked}")
     echo("Get one: tessera models pull " + (proposals[0].starter.id if proposals else "qwen3-0.6b"))
 

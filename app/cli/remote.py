@@ -77,7 +77,7 @@ def list_remotes(*, as_json: bool) -> None:
         print_json(remotes)
         return
     if not remotes.remotes:
-        echo("There are none. On the other computer: tessera worker. Here: tessera remote add NAME USER@HOST")
+        echo("There are no remotes. On the other computer: tessera worker. Here: tessera remote add NAME USER@HOST")
         return
     rows = []
     for row in remotes.remotes:

@@ -58,7 +58,7 @@ def list_upstreams(*, as_json: bool) -> None:
         print_json(upstreams)
         return
     if not upstreams.upstreams:
-        echo("There are none. Add one: tessera upstreams add NAME URL")
+        echo("There are no upstreams. Add one: tessera upstreams add NAME URL")
         return
     rows = []
     for row in upstreams.upstreams:

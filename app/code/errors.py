@@ -99,7 +99,7 @@ class NoSuchSession(InputFault):
     code = "no_such_session"
 
     def __init__(self) -> None:
-        super().__init__("This session is not there any more: it was deleted meanwhile.")
+        super().__init__("This session no longer exists: it was deleted in the meantime.")
 
 
 class NothingToUndo(InputFault):

@@ -78,5 +78,5 @@ def _filled(arguments: tuple[str, ...], file: Path, line: int) -> tuple[str, ...
 def _checked(command: tuple[str, ...]) -> tuple[str, ...]:
     is_batch = Path(command[0]).suffix.lower() in {".cmd", ".bat"}
     if is_batch and any(_INTERPRETED & set(word) for word in command[1:]):
-        raise NoEditor("The path holds a character that the command interpreter would act on.")
+        raise NoEditor("The path contains a character that the command interpreter would act on.")
     return command

@@ -54,7 +54,7 @@ def open_store(path: Path, *, before_step: Callable[[int], None] | None = None) 
             _check(connection)
         except (apsw.NotADBError, apsw.CorruptError):
             quarantined = quarantine(path)
-            log.exception("store is damaged, kept as %s", quarantined)
+            log.exception("store is damaged, moved to %s", quarantined)
             connection = _connect(path)
         _migrate(connection, path, before_step)
         _mark_interrupted(connection)

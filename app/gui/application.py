@@ -287,7 +287,7 @@ class UpdateNotice(QObject):
         def failed(error: Exception) -> None:
             log.info("no look for a newer version: %s", error)
             if is_asked:
-                words = self.tr("The release page could not be read now. It is asked again at the next start.")
+                words = self.tr("The release page could not be read now. Tessera checks again at the next start.")
                 self._banner.notify(words, "warn")
             self.looked.emit()
 

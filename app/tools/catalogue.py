@@ -82,7 +82,7 @@ def open_sources(
             elif name in by_name:
                 sources.append(servers.open(by_name[name], folder, consent))
             else:
-                problems.append(f"There is no MCP server {name!r} any more.")
+                problems.append(f"The MCP server {name!r} no longer exists.")
         except ToolRefused as error:
             problems.append(str(error))
     return sources, problems

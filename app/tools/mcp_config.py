@@ -93,7 +93,7 @@ def check_server(config: McpServerConfig, source: object = "The entry") -> McpSe
     if bool(config.argv) == bool(config.url):
         raise BadMcpConfig(source, f"{config.name} needs either a command or a url")
     if config.argv and (not config.argv[0].strip() or any("\0" in word for word in config.argv)):
-        raise BadMcpConfig(source, f"the command of {config.name} is empty or holds a NUL")
+        raise BadMcpConfig(source, f"the command of {config.name} is empty or contains a NUL")
     if config.url:
         try:
             parts = urlsplit(config.url)

@@ -59,7 +59,7 @@ def try_pack(pack: Pack) -> PackTrial:
     """Load the pack's library in a child and open its devices. Raises: PackRefused: it does not load."""
     libraries = built_libraries(pack.folder)
     if not libraries:
-        raise PackRefused("it holds no ggml library (libggml-NAME.so, ggml-NAME.dll)")
+        raise PackRefused("it contains no ggml library (libggml-NAME.so, ggml-NAME.dll)")
     name, paths = next(iter(libraries.items()))
     if name != pack.manifest.backend:
         raise PackRefused(f"its library is {name}'s, its manifest says {pack.manifest.backend}")

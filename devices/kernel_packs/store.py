@@ -177,7 +177,7 @@ def _from_zip(source: Path, work: Path) -> Manifest:
     with zipfile.ZipFile(source) as archive:
         members = {Path(info.filename).name: info for info in archive.infolist() if not info.is_dir()}
         if manifests.NAME not in members:
-            raise PackRefused(f"{source.name} holds no {manifests.NAME}")
+            raise PackRefused(f"{source.name} contains no {manifests.NAME}")
         with archive.open(members[manifests.NAME]) as opened:
             manifest = manifests.parse(opened.read(manifests.MAX_MANIFEST_BYTES + 1))
         for file in manifest.files:
@@ -195,7 +195,7 @@ def _from_tar(source: Path, work: Path) -> Manifest:
         members = {Path(member.name).name: member for member in archive if member.isfile()}
         manifest_file = archive.extractfile(members[manifests.NAME]) if manifests.NAME in members else None
         if manifest_file is None:
-            raise PackRefused(f"{source.name} holds no {manifests.NAME}")
+            raise PackRefused(f"{source.name} contains no {manifests.NAME}")
         manifest = manifests.parse(manifest_file.read(manifests.MAX_MANIFEST_BYTES + 1))
         for file in manifest.files:
             opened = archive.extractfile(members[file.name]) if file.name in members else None

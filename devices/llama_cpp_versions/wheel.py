@@ -44,7 +44,7 @@ def unpack(wheel: Path, target: Path) -> None:
             hashes = _recorded(archive, infos)
             package_files = [info for info in infos if info.filename.startswith(f"{PACKAGE}/")]
             if f"{PACKAGE}/{PACKAGE}.py" not in {info.filename for info in package_files}:
-                raise EngineVersionRefused(f"{wheel.name} holds no {PACKAGE}/{PACKAGE}.py")
+                raise EngineVersionRefused(f"{wheel.name} contains no {PACKAGE}/{PACKAGE}.py")
             for info in package_files:
                 digest = _extract(archive, info, target)
                 if hashes.get(info.filename) != digest:
@@ -64,7 +64,7 @@ def _check_bounds(wheel: Path, infos: list[zipfile.ZipInfo]) -> None:
         path = PurePosixPath(info.filename)
         if path.is_absolute() or ".." in path.parts or "\\" in info.filename or ":" in info.filename:
             raise EngineVersionRefused(
-                f"{wheel.name} holds a file that would lie elsewhere: {info.filename[:80]!r}"
+                f"{wheel.name} contains a file that would be unpacked outside its folder: {info.filename[:80]!r}"
             )
 
 

@@ -273,7 +273,7 @@ def _form(query: ChatQuery, kind: str, body: dict[str, Any]) -> None:
         body["chat_template"] = query.template
     if query.continue_final:
         if not server_kind(kind).is_templated:
-            raise InputFault(f"messages: a server of kind {kind} does not go on with an answer.", "messages")
+            raise InputFault(f"messages: a server of kind {kind} does not continue an answer.", "messages")
         body |= {"continue_final_message": True, "add_generation_prompt": False}
     if query.lora:
         raise InputFault("lora: adapters are chosen here only; name the adapter's model there instead.", "lora")

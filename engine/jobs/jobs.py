@@ -481,7 +481,7 @@ class JobRegistry:
         try:
             self._saved_jobs.change(self._merged)
         except OSError as error:
-            _log.warning("the list of jobs could not be kept: %s", error)
+            _log.warning("the list of jobs could not be saved: %s", error)
 
     def _merged(self, stored: list[Job]) -> list[Job]:
         """This process's changes merged into the file, which another server of this user may have changed."""

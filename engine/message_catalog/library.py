@@ -37,7 +37,7 @@ _HUB: Final = {
     "nothing_to_compare": "{repo} has no quantized GGUF file called {label!r}; it offers: {choices}",
     "upload_of_other_model": "{tensor} is missing or has another shape than in {original}: it is not the same model",
     "upload_of_other_weights": "its weights are not those of {original}",
-    "upload_damaged": "{tensor} holds values that are not finite: the file is damaged",
+    "upload_damaged": "{tensor} contains infinite values or NaN: the file is damaged",
     "upload_not_decoded": "its weights cannot be decoded: {why}",
     "upload_rows_too_long": "its rows are so long that a sample would be more than {percent} % of the file",
     "names_no_repository": "{text!r} names no repository; write owner/name or owner/name:Q4_K_M",
@@ -105,6 +105,6 @@ _CONVERTER: Final = {
     "source_archive": "llama.cpp's source archive",
     "exit_code": "exit code {code}",
     "archive_not_unpacked": "{name} cannot be unpacked: {why}",
-    "archive_without_converter": "{name} holds no converter",
+    "archive_without_converter": "{name} contains no converter",
 }
 LIBRARY: Final = {**_STARTERS, **_HUB, **_FILES, **_DISK, **_CONVERTER}

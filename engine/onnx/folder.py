@@ -205,7 +205,7 @@ def _refuse_code(value: Any, path: Path) -> None:
         return
     for key, inner in value.items():
         if key.lower() in _CODE_KEYS:
-            raise RefusedFormat(str(path / CONFIG), f"it asks for a library of its own to be loaded ({key})")
+            raise RefusedFormat(str(path / CONFIG), f"it asks to load its own library ({key})")
         if isinstance(inner, str):
             _refuse_path(key, inner, path)
         else:
@@ -216,9 +216,7 @@ def _refuse_path(key: str, value: str, path: Path) -> None:
     if key in {"chat_template", "template"}:
         return
     if _LIBRARY.search(value) and value.lower() not in _KNOWN_LIBRARIES:
-        raise RefusedFormat(
-            str(path / CONFIG), f"it asks for a library of its own to be loaded ({key}: {value[:80]})"
-        )
+        raise RefusedFormat(str(path / CONFIG), f"it asks to load its own library ({key}: {value[:80]})")
     windows, posix = PureWindowsPath(value), PurePosixPath(value)
     if windows.drive or windows.root or posix.is_absolute() or ".." in (*windows.parts, *posix.parts):
         raise RefusedFormat(str(path / CONFIG), f"{key} points outside the folder: {value[:80]}")

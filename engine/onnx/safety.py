@@ -84,7 +84,7 @@ def _check_graph(graph: GraphProto, path: Path, root: Path) -> None:
     if len(graph.node) > MAX_NODES:
         raise BadFile(str(path), f"{len(graph.node)} operators; at most {MAX_NODES} are taken")
     if graph.sparse_initializer:
-        raise RefusedFormat(str(path), "it holds sparse tensors, which are not loaded")
+        raise RefusedFormat(str(path), "it contains sparse tensors, which are not loaded")
     for tensor in graph.initializer:
         _check_tensor(tensor, path, root)
     for value in (*graph.input, *graph.output, *graph.value_info):
@@ -99,7 +99,7 @@ def _check_node(node: NodeProto, path: Path, root: Path) -> None:
     _check_domain(node.domain, path)
     for attribute in node.attribute:
         if attribute.type in {AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS}:
-            raise RefusedFormat(str(path), "it holds sparse tensors, which are not loaded")
+            raise RefusedFormat(str(path), "it contains sparse tensors, which are not loaded")
         for tensor in (*attribute.tensors, *([attribute.t] if attribute.HasField("t") else [])):
             _check_tensor(tensor, path, root)
         for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
@@ -120,7 +120,7 @@ def _check_context(node: NodeProto, path: Path, root: Path) -> None:
 
 def _check_domain(domain: str, path: Path) -> None:
     if domain not in DOMAINS:
-        raise RefusedFormat(str(path), f"it needs operators of its own ({domain[:60]!r}), which would run as code")
+        raise RefusedFormat(str(path), f"it needs custom operators ({domain[:60]!r}), which would run as code")
 
 
 def _check_tensor(tensor: TensorProto, path: Path, root: Path) -> None:
@@ -129,7 +129,7 @@ def _check_tensor(tensor: TensorProto, path: Path, root: Path) -> None:
         raise BadFile(str(path), f"tensor {name} has the impossible shape {list(tensor.dims)[:8]}")
     if tensor.data_type == TensorProto.STRING:
         if tensor.data_location == TensorProto.EXTERNAL:
-            raise BadFile(str(path), f"tensor {name}: text cannot lie in another file")
+            raise BadFile(str(path), f"tensor {name}: text cannot be in another file")
         return
     bits = BITS.get(tensor.data_type)
     if bits is None:
@@ -146,7 +146,7 @@ def _check_tensor(tensor: TensorProto, path: Path, root: Path) -> None:
 def _check_inside(tensor: TensorProto, needed: int, path: Path) -> None:
     name = tensor.name[:80]
     if tensor.external_data:
-        raise BadFile(str(path), f"tensor {name} names another file although it is said to lie inside")
+        raise BadFile(str(path), f"tensor {name} names another file but is declared to be in this one")
     if tensor.HasField("raw_data"):
         if len(tensor.raw_data) != needed:
             raise BadFile(str(path), f"tensor {name} has {len(tensor.raw_data)} bytes, its shape needs {needed}")

@@ -122,7 +122,7 @@ _ERRORS: Final = {
     "403": "The key, the host name or the web page is not allowed this, or the text would go to another server",
     "404": "No such model, or nothing of that name",
     "405": "The route has no such method",
-    "408": "The body stopped coming, or took too long",
+    "408": "The body stopped arriving, or took too long",
     "413": "The body is too large",
     "415": "The body is a form or plain text",
     "422": "The model's file cannot be loaded",

@@ -25,7 +25,7 @@ _DEFINED: Final[dict[str, tuple[str, dict[str, Any], list[str]]]] = {
         [],
     ),
     "text_editor": (
-        "View, create and edit text files. `str_replace` replaces the one place where `old_str` stands.",
+        "View, create and edit text files. `str_replace` replaces the one place where `old_str` occurs.",
         {"command": {"enum": ["view", "create", "str_replace", "insert", "undo_edit"]}, **_EDITS},
         ["command", "path"],
     ),

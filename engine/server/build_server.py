@@ -100,7 +100,7 @@ class LoopWatch:
             seen = turns
             if still_s >= self._still_s:
                 sys.stderr.write(
-                    f"The server has stood still for {still_s:.0f} s and ends. Where its threads are:\n"
+                    f"The event loop has not run for {still_s:.0f} s, so the server exits. Its threads:\n"
                 )
                 sys.stderr.flush()
                 faulthandler.dump_traceback(all_threads=True)

@@ -28,7 +28,7 @@ def manual(version: str) -> str:
     ]
     for name, (_, text) in COMMANDS.items():
         lines += [".TP", f".B {_roff(name)}", _roff(text)]
-    lines += [".SH OPTIONS", ".TP", ".B \\-\\-help", "Every command says more of itself.", ".SH ENVIRONMENT"]
+    lines += [".SH OPTIONS", ".TP", ".B \\-\\-help", "Every command has its own --help.", ".SH ENVIRONMENT"]
     lines += [".TP", ".B TESSERA_HOME", "One folder for settings, models, state, cache and logs.", ".SH FILES"]
     lines += [
         "Without TESSERA_HOME they are below ~/.config/tessera, ~/.local/share/tessera, ~/.local/state/tessera"

@@ -267,7 +267,7 @@ def _check_shapes(source: Checkpoint, tensors: list[OutTensor]) -> None:
         if tensor.shape != shape:
             raise BadWeights(str(source.folder), tensor.name, f"shape {tensor.shape}, other layers {shape}")
         if not tensor.shape or 0 in tensor.shape:
-            raise BadWeights(str(source.folder), tensor.name, f"shape {tensor.shape}, which holds no values")
+            raise BadWeights(str(source.folder), tensor.name, f"shape {tensor.shape}, which contains no values")
 
 
 def _part(name: str) -> str:

@@ -282,7 +282,7 @@ def _read_tensors(window: Window, count: int, alignment: int, name: str) -> _Lay
         seen.add(tensor_name)
         nbytes = _tensor_bytes(name, tensor_name, shape, ggml_type, at)
         if offset != expected:
-            raise BadFile(name, f"tensor {tensor_name!r} lies at {offset}, expected at {expected}", at)
+            raise BadFile(name, f"tensor {tensor_name!r} is at {offset}, expected at {expected}", at)
         rows.append((tensor_name, shape, ggml_type, offset, nbytes))
         end = offset + nbytes
         expected = -(-end // alignment) * alignment

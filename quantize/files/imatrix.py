@@ -75,7 +75,7 @@ def read_imatrix(path: Path) -> dict[str, Importance]:
             raise BadFile(str(path), f"{tensor.name} is not F32", tensor.offset)
         data = np.array(file.tensor_bytes(tensor)).view(np.float32)
         if not np.isfinite(data).all() or (data < 0).any():
-            raise BadFile(str(path), f"{tensor.name} holds values that are negative or not finite", tensor.offset)
+            raise BadFile(str(path), f"{tensor.name} contains negative, infinite or NaN values", tensor.offset)
         return data
 
     for name, tensor in tensors.items():

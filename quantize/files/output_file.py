@@ -131,11 +131,11 @@ class Output:
         try:
             os.link(partial, self.path)
         except FileExistsError as error:
-            raise InvalidOption("OUT", f"{self.path} was made by another job meanwhile") from error
+            raise InvalidOption("OUT", f"{self.path} was created by another job in the meantime") from error
         except OSError:
             # The file system has no hard links, so the check and the rename are two steps.
             if self.path.exists():
-                raise InvalidOption("OUT", f"{self.path} was made by another job meanwhile") from None
+                raise InvalidOption("OUT", f"{self.path} was created by another job in the meantime") from None
             partial.rename(self.path)
 
 

@@ -32,7 +32,7 @@ def summary(report: QuantizeReport) -> list[str]:
             counts[tensor.qtype] = counts.get(tensor.qtype, 0) + 1
     mix = ", ".join(f"{count} {qtype}" for qtype, count in sorted(counts.items(), key=lambda c: -c[1]))
     size = report.file_bytes if report.file_bytes is not None else plan.file_bytes
-    lines = [f"{size:,} bytes ({size / _MIB:.1f} MiB), {plan.bpw:.2f} bits a weight: {mix}"]
+    lines = [f"{size:,} bytes ({size / _MIB:.1f} MiB), {plan.bpw:.2f} bits per weight: {mix}"]
     if plan.kv is not None:
         kv = plan.kv
         how = "" if kv.type_k == kv.type_v else " (engine arguments cache_type_k and cache_type_v)"
@@ -161,7 +161,7 @@ def goal_words(plan: QuantPlan) -> str:
     if goal.kind == "mix":
         return str(goal.mix)
     if goal.kind == "bpw":
-        return f"{goal.bpw} bits a weight"
+        return f"{goal.bpw} bits per weight"
     context = f" at {goal.n_seq}x{goal.n_ctx} tokens" if goal.kind == "fit" else ""
     return f"{goal.limit_bytes} bytes{context}"
 

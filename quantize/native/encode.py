@@ -68,7 +68,7 @@ def copied(part: GgufFile, tensor: TensorInfo) -> Iterator[Blocks]:
         # Another map for each chunk: the pages that were read stay in memory as long as their map.
         chunk: Blocks = np.array(part.tensor_bytes(tensor)[start : start + step])
         if dtype is not None and not np.isfinite(chunk.view(dtype)).all():
-            raise BadFile(part.name, f"tensor {tensor.name} holds values that are not finite", tensor.offset)
+            raise BadFile(part.name, f"tensor {tensor.name} contains infinite values or NaN", tensor.offset)
         yield chunk
 
 

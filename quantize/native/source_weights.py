@@ -62,7 +62,7 @@ class SourceWeights:
         else:
             values = dequantize_rows(packed, info.ggml_type.name, width)
         if not np.isfinite(values).all():
-            raise BadFile(str(self.path), f"tensor {name} holds values that are not finite", info.offset)
+            raise BadFile(str(self.path), f"tensor {name} contains infinite values or NaN", info.offset)
         return values
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:

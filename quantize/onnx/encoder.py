@@ -81,7 +81,7 @@ class EncoderTensors:
         shape = tuple(reversed(info.shape))
         values = dequantized(part.tensor_bytes(info), info.ggml_type.name, shape[-1]).reshape(shape)
         if not np.isfinite(values).all():
-            raise BadFile(self._name, f"{name} holds values that are not finite")
+            raise BadFile(self._name, f"{name} contains infinite values or NaN")
         return values
 
 

@@ -211,7 +211,9 @@ def _write_encoder(
     graph.save(folder / GRAPH_NAME)
     _write_json(folder / "tokenizer.json", words)
     _write_json(folder / "config.json", encoder.encoder_config(shape, len(words["model"]["vocab"])))
-    notices = (f"A text has at most {tokens} tokens, and takes the time of as many.",) if tokens else ()
+    notices = (
+        (f"A text has at most {tokens} tokens, and always takes as long as one of that length.",) if tokens else ()
+    )
     (folder / "1_Pooling").mkdir()
     _write_json(folder / "1_Pooling" / "config.json", encoder.pooling_config(shape))
     facts = {

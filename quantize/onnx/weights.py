@@ -151,4 +151,4 @@ def _scales(cells: Bytes, name: str) -> Floats:
 
 def _require_finite(values: npt.NDArray[Any], name: str) -> None:
     if not np.isfinite(values).all():
-        raise BadFile(name, "it holds values that are not finite")
+        raise BadFile(name, "it contains infinite values or NaN")

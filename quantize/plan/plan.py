@@ -177,7 +177,7 @@ def best_stock(plans: Sequence[PresetPlan], limit_bytes: int, *, has_imatrix: bo
 def _limit(question: PlanInput, goal: SizeTarget) -> int:
     if goal.kind == "bpw":
         if not goal.bpw or goal.bpw <= 0:
-            raise InvalidOption("--bpw", "bits a weight must be above 0")
+            raise InvalidOption("--bpw", "bits per weight must be above 0")
         values = sum(t.num_values for t in question.model.tensors)
         return question.header_bytes + int(goal.bpw * values / 8)
     if goal.kind != "fit" and (goal.limit_bytes or 0) <= 0:

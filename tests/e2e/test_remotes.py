@@ -174,7 +174,7 @@ def test_a_model_over_two_computers_says_what_it_says_here(http, here, host, wor
     for process in (psutil.Process(worker.process.pid), session):
         listening = [c.laddr for c in process.net_connections("inet") if c.status == "LISTEN"]
         assert {address.ip for address in listening} == {"127.0.0.1"}
-    assert "Layers of spark lie on desk" in http.delete("/tessera/v1/remotes/desk").text
+    assert "desk holds layers of spark" in http.delete("/tessera/v1/remotes/desk").text
     assert http.post("/tessera/v1/models/spark/unload").status_code == 200
     wait_for(lambda: not worker.sessions(), PATIENCE_S, "the end of the worker's session")
     wait_for(lambda: not host.live(), PATIENCE_S, "the end of the SSH connection")

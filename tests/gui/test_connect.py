@@ -77,7 +77,7 @@ def test_a_file_that_is_not_understood_is_told(page, qtbot, tmp_path):
     path.write_text("{broken")
     page.buttons["claude"][0].click()
     qtbot.waitUntil(page.banner.isVisible)
-    assert "left alone" in page.banner.text
+    assert "was not changed" in page.banner.text
     assert path.read_text() == "{broken"
 
 

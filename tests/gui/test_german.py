@@ -317,7 +317,7 @@ def test_a_plain_text_is_german_to_its_innermost_part(german):
     assert error_message(refused.value) == (
         "Der Text ist keine brauchbare Konfiguration von MCP-Servern: „mcpServers“ fehlt darin."
     )
-    assert known_text("it holds only 3 of the file's 40 lines, so it may be a part of the file") == (
+    assert known_text("it contains only 3 of the file's 40 lines, so it may be a part of the file") == (
         "sie enthält nur 3 der 40 Zeilen der Datei, ist also vielleicht nur ein Teil davon"
     )
     assert known_text("nothing that Tessera says") == "nothing that Tessera says"

@@ -269,7 +269,7 @@ def test_a_microphone_that_is_gone_is_named(qtbot, page, dictation, services):
         ("no_library", "miniaudio is missing"),
         ("no_device", "No microphone was found"),
         ("unknown_device", "The microphone Desk is not connected"),
-        ("ended", "sends no sound any more"),
+        ("ended", "no longer sends sound"),
     ],
 )
 def test_each_fault_says_what_to_do(page, server, dictation, services, reason, words):

@@ -403,7 +403,7 @@ class Toolbox:
             paths = frozenset(self._index.database.paths())
         answer = parse_answer(text if text.endswith("\n") else f"{text}\n", paths)
         if not answer.hunks and not answer.malformed:
-            raise ToolRefused("Not applied: the text holds no edit that can be read.")
+            raise ToolRefused("Not applied: the text contains no edit that can be read.")
         return self._propose(answer)
 
     def _propose(self, answer: ParsedEdits, picked: dict[int, int] | None = None) -> ToolOutcome:

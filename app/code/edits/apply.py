@@ -190,7 +190,7 @@ class _Sheet:
         old = [content for content in self._contents if content.strip()]
         shared = len({line.strip() for line in code} & {line.strip() for line in old})
         if shared < _LEAST_SHARED * len({line.strip() for line in old}):
-            reason = f"it holds only {shared} of the file's {len(old)} lines, so it may be a part of the file"
+            reason = f"it contains only {shared} of the file's {len(old)} lines, so it may be a part of the file"
             return Refused(hunk=hunk, reason=reason)
         location = Location(0, "exact", tuple(self._contents), hunk.replace, same)
         new = self._filled(hunk, location, list(self._lines))
@@ -205,7 +205,7 @@ class _Sheet:
         if is_chosen:
             self._lines = new
             return applied
-        reason = "a fence holds the text of the whole file, which would replace it; choose this edit to write it"
+        reason = "a fence contains the text of the whole file, which would replace it; choose this edit to write it"
         return Refused(hunk=hunk, reason=reason, offer=applied)
 
     def _deleted(self, hunk: Hunk) -> Outcome:

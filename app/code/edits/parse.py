@@ -224,7 +224,7 @@ def _take_text(reader: _Reader, begin: int, opening: re.Match[str]) -> bool:
         return False
     reader.fence_start = None
     if is_doubtful:
-        reason = "its text seems to hold fences as long as the fence around it, so its end is not certain"
+        reason = "its text seems to contain fences as long as the fence around it, so its end is not certain"
         _fail(reader, begin, reason, path)
         # Nothing up to the last of these fences is an edit.
         while _is_bare(reader, later):

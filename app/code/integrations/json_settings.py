@@ -44,7 +44,7 @@ def with_settings(path: Path, text: str | None, settings: Settings) -> str:
     except ValueError as error:
         raise NeedsHand(path, f"it cannot be read as JSON ({error})", snippet) from error
     if not isinstance(parsed, dict):
-        raise NeedsHand(path, "it holds no JSON object", snippet)
+        raise NeedsHand(path, "it contains no JSON object", snippet)
     if not has_extras(text):
         for keys, value in settings.items():
             if not _put(parsed, keys, value):

@@ -292,7 +292,7 @@ def _vscode_groups(path: Path, text: str | None, ours: dict[str, Any] | None) ->
     except ValueError as error:
         raise NeedsHand(path, f"it cannot be read as JSON ({error})", snippet) from error
     if not isinstance(groups, list) or (text is not None and has_extras(text)):
-        raise NeedsHand(path, "it holds comments, or no list", snippet)
+        raise NeedsHand(path, "it contains comments or has no list", snippet)
     others = [group for group in groups if not (isinstance(group, dict) and group.get("name") == _VSCODE_NAME)]
     return json.dumps([*others, *([ours] if ours is not None else [])], indent="\t", ensure_ascii=False) + "\n"
 

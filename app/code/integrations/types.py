@@ -18,7 +18,7 @@ class NeedsHand(InputFault):
     code = "needs_hand"
 
     def __init__(self, path: Path, reason: str, snippet: str) -> None:
-        super().__init__(f"{path} is left alone: {reason}. Add this yourself:\n{snippet}")
+        super().__init__(f"{path} was not changed: {reason}. Add this yourself:\n{snippet}")
         self.path = path
         self.reason = reason
         self.snippet = snippet

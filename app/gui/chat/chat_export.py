@@ -152,7 +152,7 @@ def import_document(connection: apsw.Connection, document: Any, progress: Progre
         raise ImportFailed(f"its version is {document.get('version')!r}, this Tessera reads {VERSION}")
     chats = document.get("conversations")
     if not isinstance(chats, list):
-        raise ImportFailed("it holds no conversations")
+        raise ImportFailed("it contains no conversations")
     ids = []
     with connection:
         for number, chat in enumerate(chats):

@@ -456,9 +456,9 @@ class ChatPage(QSplitter):
         words = self.tr("1 chat imported, with its date.")
         is_left = self.controller.busy or self.controller.visit != self._visit_of_import
         if len(ids) > 1 and is_left:
-            words = self.tr("{n} chats imported. They stand in the list by their dates.")
+            words = self.tr("{n} chats imported and sorted into the list by date.")
         elif len(ids) > 1:
-            words = self.tr("{n} chats imported. They stand in the list by their dates; this is the first one.")
+            words = self.tr("{n} chats imported and sorted into the list by date; this is the first one.")
         words = words.format(n=formatted.whole(len(ids)))
         if is_left:  # opening one would end a running answer or replace the chat that the user is reading
             self.banner.notify(words, "ok")

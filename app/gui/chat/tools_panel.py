@@ -520,7 +520,7 @@ class AddServer(QDialog):
             "filesystem": self.tr("Reads and writes files in the folders that its command names."),
             "git": self.tr("Reads and changes the git repository that its command names."),
             "fetch": self.tr("Reads web pages, of the local network too."),
-            "time": self.tr("Tells the time in any time zone."),
+            "time": self.tr("Shows the time in any time zone."),
             "playwright": self.tr("Opens a browser and uses it."),
             "context7": self.tr("Documentation of programming libraries. Questions go to context7.com."),
             "github": self.tr("Repositories and issues on GitHub. Add your token after “Bearer ”."),

@@ -285,7 +285,7 @@ class Dictation(QObject):
             ),
             "unknown_device": self.tr("The microphone {name} is not connected.").format(name=name),
             "ended": self.tr(
-                "The microphone sends no sound any more. Connect it again, then press the button again."
+                "The microphone no longer sends sound. Connect it again, then press the button again."
             ),
         }.get(reason) or self.tr(
             "The microphone cannot be opened ({reason}). Close other programs that use it, or choose another one "

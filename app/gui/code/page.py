@@ -284,7 +284,7 @@ class CodePage(QWidget):
         if Path(folder).is_dir():
             self.open_folder(Path(folder))
             return
-        words = self.tr("There is no folder {folder} any more.").format(folder=folder)
+        words = self.tr("The folder {folder} no longer exists.").format(folder=folder)
         remove = (self.tr("Remove from the list"), partial(self.controller.recent.forget, folder))
         self.banner.notify(words, "warn", remove)
 
@@ -545,7 +545,7 @@ class CodePage(QWidget):
 
     def _on_went_back(self, paths: tuple[str, ...]) -> None:
         self.steps.setVisible(bool(self.controller.steps))
-        words = self.tr("Files restored: %1. Your next message to the agent goes on from there.")
+        words = self.tr("Files restored: %1. Your next message to the agent continues from there.")
         self.banner.notify(words.replace("%1", str(len(paths))), "ok")
 
     def _on_changes(self, diff: str) -> None:

@@ -68,9 +68,9 @@ class ListDate(QWidget):
         if starters.checked:
             words = _tr("Checked with Hugging Face.")
         elif services.checks_models:
-            words = _tr("The list is of {date}. Hugging Face did not answer.")
+            words = _tr("The list is from {date}. Hugging Face did not answer.")
         else:
-            words = _tr("The list is of {date}.")
+            words = _tr("The list is from {date}.")
         line = row(label(words.format(date=formatted.day(starters.listed_on)), "small"), spacing=8)
         if not (starters.checked or services.checks_models or services.settings.now.flag("network.offline")):
             check = button(_tr("Check with Hugging Face"), self._check, "link")

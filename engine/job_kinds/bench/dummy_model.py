@@ -105,7 +105,7 @@ def spec_of_header(path: Path) -> tuple[dict[str, MetaValue], list[TensorSlot]]:
     """
     header = header_cache.recall(path.parent, path.stem, path.stem)
     if header is None:
-        raise InputFault(f"{path} holds no header.", "header")
+        raise InputFault(f"{path} contains no header.", "header")
     embedding = next((t for t in header.tensors if t.name == "token_embd.weight"), None)
     if embedding is None:
         raise InputFault("Only language models can be measured without their file.", "header")

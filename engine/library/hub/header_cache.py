@@ -67,7 +67,7 @@ def recall(folder: Path, sha256: str, name: str) -> GgufFile | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        _log.info("kept header not readable: %s", error)
+        _log.info("cached header not readable: %s", error)
         return None
     if cached.format != _FORMAT:
         return None

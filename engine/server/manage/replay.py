@@ -95,7 +95,7 @@ class _Replay:
         for name, old, new in changes:
             way = self._way(name, model, plan, request, then)
             if same or way is None:
-                reason = "the answer is the same all the same" if same else _FIXED.get(name, "")
+                reason = "the answer is the same anyway" if same else _FIXED.get(name, "")
                 exchanged.append(Exchange(part=name, then=old, now=new, reason=reason))
                 continue
             try:

@@ -48,7 +48,7 @@ class TranscriptionRequest(Body):
     def refuse_impossible(self) -> None:
         """Raises: InputFault: a field requests something that is not supported."""
         if self.model.removesuffix(":latest") not in USUAL_NAMES:
-            raise InputFault(f"No model named {self.model!r} hears here; use {NAME} or whisper-1.", "model")
+            raise InputFault(f"No speech model is named {self.model!r}; use {NAME} or whisper-1.", "model")
         if self.language is not None and self.language.lower() not in ENGLISH:
             raise InputFault(f"{NAME} understands English only, not {self.language!r}.", "language")
         if "word" in (self.timestamp_granularities or ()):

@@ -10,7 +10,7 @@ router = APIRouter(include_in_schema=False)
 @router.post("/v1/moderations")
 async def moderations(_: Request) -> None:
     """Refused: no classifier runs here, and an invented result would be worse than none."""
-    raise NotServed("Moderation is not done here: no model of this server judges content. Leave the call out.")
+    raise NotServed("Moderation is not supported: no model of this server classifies content. Omit the call.")
 
 
 @router.post("/v1/images/generations")

@@ -142,7 +142,7 @@ def test_an_empty_chat_leads_to_models_and_downloads_one(walk, hub):
     for starter in starters():  # which of them are proposed depends on this computer
         hub.add(starter.repo, {"small-Q4_K_M.gguf": raw})
     try:
-        walk.until("'The list is of' in says(chat._welcome)")
+        walk.until("'The list is from' in says(chat._welcome)")
         walk.click("Check with Hugging Face", "chat._welcome")
         walk.until("'Checked with Hugging Face.' in says(chat._welcome)")
         walk.picture("welcome")

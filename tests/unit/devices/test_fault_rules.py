@@ -252,7 +252,7 @@ def test_a_version_that_fails_on_a_gpu_here_is_refused_before_it_is_built(tesser
     monkeypatch.setattr("engine.services.EngineFacade.engine_fault", lambda _self, _version: "on GPU0: noise")
     answer = CliRunner().invoke(cli, ["engine", "install", "0.3.35"])
     assert answer.exit_code == 3
-    assert "0.3.35 was refused: on GPU0: noise. --force installs it all the same" in answer.output
+    assert "0.3.35 was refused: on GPU0: noise. --force installs it anyway" in answer.output
     assert built == []
 
 

@@ -64,7 +64,7 @@ def test_a_file_of_tasks_is_read_with_what_it_will_take(tmp_path):
         ({"prompt": "x", "answer": " "}, "the answer is empty"),
         ({"prompt": "", "answer": "a"}, "length >= 1"),
         ({"prompt": "x" * 40_000, "answer": "a"}, "length <= 32000"),
-        ({"prompt": "x", "regex": "("}, "the regex is none"),
+        ({"prompt": "x", "regex": "("}, "the regex is invalid"),
         ({"prompt": "x", "regex": "a" * 600}, "length <= 500"),
         ({"prompt": "x", "answer": "a", "max_tokens": 0}, ">= 1"),
         ({"prompt": "x", "answer": 5}, "Expected `str"),

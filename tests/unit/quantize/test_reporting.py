@@ -119,7 +119,7 @@ def test_a_report_of_before_gptq_had_its_name_is_read(tmp_path, plan):
 
 def test_the_summary_has_size_mix_and_forecast(plan):
     lines = summary(told(*plan, warnings=("mind the gap",)))
-    assert "bits a weight" in lines[0]
+    assert "bits per weight" in lines[0]
     assert any("would take about" in line for line in lines)
     assert lines[-1] == "mind the gap"
 

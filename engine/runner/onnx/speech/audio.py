@@ -30,7 +30,7 @@ def read_sound(data: bytes) -> Samples:
     """Return the samples of a WAV file, or of any file that an installed ffmpeg reads. Raises: BadSound."""
     samples = _wave(data) if data[:4] in (b"RIFF", b"RF64") and data[8:12] == b"WAVE" else _by_ffmpeg(data)
     if not len(samples):
-        raise BadSound("it holds no sound")
+        raise BadSound("it contains no sound")
     if len(samples) > MAX_SECONDS * RATE:
         raise BadSound(f"it is longer than {MAX_SECONDS // 60} minutes")
     return samples

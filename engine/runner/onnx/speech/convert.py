@@ -27,7 +27,7 @@ _BESIDE: Final = ("tokenizer.bin", "silero_vad.onnx")
 
 def convert(folder: Path, out: Path, seconds: float) -> dict[str, Any]:
     """Write the folder atomically, or use an existing one that has its facts."""
-    notice = f"At most {seconds:g} s of sound at once; longer speech is cut where a breath is."
+    notice = f"At most {seconds:g} s of sound at once; longer speech is split at pauses."
     done = {"folder": str(out), "architecture": "moonshine", "notices": [notice], "cached": False}
     if (out / FACTS).is_file():
         return {**done, "cached": True, "data_bytes": (out / DATA).stat().st_size}
