@@ -1,11 +1,11 @@
-"""The engine against llama-server and llama-bench of the same llama.cpp commit, in alternating order in one run.
+"""Compares the engine with llama-server and llama-bench of the same llama.cpp commit, alternating in one run.
 
     python tests/bench/against_llama_server.py MODEL.gguf --tools FOLDER [--rounds 5] [--only NAME ...]
 
-FOLDER holds llama-server and llama-bench, built with cmake from the llama-cpp-python source archive. MODEL may be a
-stand-in: `python -m engine.job_kinds.bench.dummy_model OUT.gguf --shape qwen3-0.6b --type Q4_K`. Prints one
-line a comparison: medians of both sides and the median of the ratios of the rounds (above 1: we are faster, except
-where a line says otherwise).
+FOLDER contains llama-server and llama-bench, built with cmake from the llama-cpp-python source archive. MODEL may
+be a dummy-weight model: `python -m engine.job_kinds.bench.dummy_model OUT.gguf --shape qwen3-0.6b --type Q4_K`.
+Prints one line per comparison: the medians of both sides and the median ratio of the rounds (above 1: Tessera is
+faster, unless the line says otherwise).
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Prompts on a busy computer with each number of threads: in alternating order, next to busy loops.
+"""Measures prompts on a busy computer with each number of threads, next to busy loops, alternating.
 
 python -m tests.bench.busy_prompts [--model FILE] [--length 256] [--loops 0,2] [--rounds 5] [--record]
 
-Prints the median seconds until a prompt is read. With busy loops a thread that waits for another that does not run
-spins away the time it has, so fewer threads may read a prompt sooner.
+Prints the median seconds until a prompt is processed. With busy loops, a thread that waits for a descheduled one
+spins until its time slice ends, so fewer threads may process a prompt sooner.
 """
 
 import argparse

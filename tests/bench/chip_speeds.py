@@ -1,14 +1,15 @@
-"""Fit what families of GPUs reach to published runs, and say how far off that is for a chip that was left out.
+"""Fits the constants of GPU families to published runs, and reports the error for a chip that was left out.
 
 `python tests/bench/chip_speeds.py [--runs FILE] [--write]`
 
-`--write` puts the constants of GPUs into engine/placement/chip_speeds.json. Runs are tests/data/speeds/runs.json or
-another file of the same fields, which then is only judged. A constant is the mean of logarithms over chips of its
-family and backend, and of what its relatives have as two chips more: so that a family of one chip stays near them,
-and a family without runs has theirs. Not fitted to, and judged apart: what a note calls broken, and runs of builds
-before 2025 where the family has a newer one, for Vulkan, ROCm and SYCL became up to twice as fast since; prompts by
-AMD's matrix units through Vulkan before 2026. Not fitted to, but judged: prompts of models under a billion
-parameters, which are too small for a share of a peak.
+`--write` stores the constants of GPUs in engine/placement/chip_speeds.json. Runs are tests/data/speeds/runs.json,
+or another file with the same fields that is only evaluated. A constant is the mean of logarithms over the chips of
+its family and backend, plus the mean of its relatives with the weight of two chips. So a family of one chip stays
+near its relatives, and a family without runs has their value. Excluded from the fit and evaluated separately: runs
+that a note calls broken; runs of builds before 2025 if the family has newer ones, because Vulkan, ROCm and SYCL
+became up to twice as fast since; prompts by AMD's matrix units through Vulkan before 2026. Excluded from the fit
+but evaluated: prompts of models with less than a billion parameters, which are too small to reach a share of the
+peak.
 """
 
 import argparse

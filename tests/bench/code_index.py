@@ -1,4 +1,4 @@
-"""The project index on a real tree: first build, refresh, one edit, context of questions, memory.
+"""Measures the project index on a real tree: first build, refresh, one edit, context of questions, memory.
 
 python tests/bench/code_index.py FOLDER [PATH_OF_A_FILE_IN_IT]
 """

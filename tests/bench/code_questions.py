@@ -1,12 +1,12 @@
-"""Does the project index find the file that a question is about? 100 questions, next to BM25 over whole files.
+"""Counts questions whose file the project index finds: 100 questions, compared with BM25 over whole files.
 
     python tests/bench/code_questions.py FOLDER [--set first|second|third] [--embedding FILE.gguf] [--show]
 
-FOLDER holds the repositories by name: flask, hono, ripgrep (first set, commits of August 2026), cobra adbc8813,
+FOLDER contains the repositories by name: flask, hono, ripgrep (first set, commits of August 2026), cobra adbc8813,
 requests 1f6589ec, express a3714473 (second set, written before the ranking was changed), click 2c8cd3ac, fd
-ee20f42, gin dcaa4296 (third set, written by somebody who had not read the index). Counted are questions with one
-of their files first, among the first three, or anywhere in a context of 6,000 tokens. With an embedding model the
-index is asked a second time, with all its vectors.
+ee20f42, gin dcaa4296 (third set, by an author who had not read the index). Counted are questions with one of their
+files first, among the first three, or anywhere in a context of 6,000 tokens. With an embedding model the index is
+queried a second time, with all its vectors.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Decode speed through HTTP against the kernels' own: the same model, threads and length, in alternating order.
+"""Compares decode speed through HTTP with that of the kernels: same model, threads and length, alternating.
 
     python tests/bench/decode_overhead.py MODEL.gguf [MODEL.gguf ...] [--tokens 96] [--rounds 5] [--threads 2]
 
-The bare side is `llama_decode` on one token at a time in a process of its own, with nothing else: no sampling, no
-text, no client. The served side is a real server and a streaming client. Both use the context and the attention
-that dispatch chose. Prints tokens/s and the ratio per round.
+The bare side is `llama_decode` of one token at a time in a separate process: no sampling, no text, no client. The
+served side is a real server and a streaming client. Both use the context and the attention that dispatch chose.
+Prints tokens/s and the ratio per round.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""The context that models get by default on the recorded machines, and what would fit: a table in Markdown.
+"""The default context of models on the recorded machines, and what would fit: a table in Markdown.
 
     python tests/bench/default_context.py [--record]
 
-By header only: nothing is loaded. `32k fits` where weights, buffers, the reserve and an F16 cache of 32k do;
-`8-bit` where only an 8-bit cache of 32k does. A specialist takes the largest power of two up to 64k whose F16 cache
-fits at the same place, and 32k with an 8-bit cache where that is the only way to 32k. `--record` writes the table
-to tests/bench/results.
+Only headers are used; nothing is loaded. `32k fits` if weights, buffers, the reserve and an F16 cache of 32k fit;
+`8-bit` if only an 8-bit cache of 32k fits. A specialist would choose the largest power of two up to 64k whose F16
+cache fits at the same place, or 32k with an 8-bit cache if 32k needs it. `--record` writes the table to
+tests/bench/results.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""How well two measured points predict a model's speed at greater depths on this CPU.
+"""Measures how well two measured points predict a model's speed at greater depths on this CPU.
 
     python -m tests.bench.depth_curve [--shapes qwen3-0.6b qwen3-1.7b] [--type Q4_K_M] [--depths 0 4096 ... 32768]
         [--points 0 8192] [--threads 2] [--record]
 
-Files with random weights are written for the shapes. The cache is filled with copies of one piece of text, since
-its content does not change the speed. At each depth, a piece is read and a few tokens are written; what they added
-is removed. All depths are measured in turn, five times. The program's own rule forecasts all depths from the two
-points. Seconds are elapsed ones, so the machine must be quiet; with one thread they are those of the CPU, and other
-programs cost little. A goal is met where the error is at most 5 % or the spread of the five runs, whichever is
+The shapes are written as files with random weights. The cache is filled with copies of one chunk of text, since
+its content does not change the speed. At each depth a chunk is processed and a few tokens are generated, then
+removed again. All depths are measured in turn, five times. The program's own rule forecasts all depths from the
+two points. Seconds are elapsed ones, so the machine must be quiet; with one thread they equal CPU seconds, and
+other programs cost little. A goal is met if the error is at most 5 % or the spread of the five runs, whichever is
 larger.
 """
 

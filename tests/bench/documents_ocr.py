@@ -1,11 +1,11 @@
-"""How much OCR reads of a scanned page: pages of a text drawn as PDF, rendered, read by OCR in the reader's child.
+"""Measures OCR of scanned pages: text drawn as PDF, rendered, and read in the reader's child process.
 
 python tests/bench/documents_ocr.py --text FILE... [--pages 20] [--turned] [--scanner]
 
-One page of 50 lines from each text, 11 point Helvetica, without a text layer: what is drawn is put into a PDF as a
-picture of 200 dots an inch. `--scanner` makes the pictures like those of a scanner: each a little askew, on grey
-paper with noise and a shadow at the edge, slightly out of focus, saved as JPEG. Right characters: 1 - edit distance
-divided by the characters of the text, with spaces and without.
+Each text gives one page of 50 lines in 11 point Helvetica without a text layer: the drawing is put into a PDF as
+an image of 200 dots per inch. `--scanner` makes the images like those of a scanner: slightly rotated, on grey
+paper with noise and a shadow at the edge, slightly out of focus, saved as JPEG. The share of right characters is 1
+- edit distance / characters of the text, with spaces and without.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Five subagents at once, each with 12,000 tokens in the end, on a model that holds 48k in all.
+"""Runs five concurrent subagents, each with 12,000 tokens at the end, on a model with 48k of context in total.
 
     python tests/bench/five_agents.py MODEL.gguf [--tools FOLDER]
 
-All start with the same instructions (4,096 tokens). Each sends a prompt of its own, and after each answer a tool
-result with the whole conversation. Recorded per server: how many finished, the time of all, the tokens computed,
-and the longest wait for a first token. FOLDER holds llama-server of the same llama.cpp, which gets the same load.
+All start with the same instructions (4,096 tokens). Each sends its own prompt, and after each answer a tool result
+with the whole conversation. Recorded per server: finished subagents, total time, computed tokens, and the longest
+wait for a first token. FOLDER contains llama-server of the same llama.cpp, which gets the same load.
 """
 
 import argparse

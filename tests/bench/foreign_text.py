@@ -1,4 +1,4 @@
-"""A text to judge on from sources that calibration has nothing of: equal parts of each, in pieces, in random order.
+"""Makes an evaluation text from sources that the calibration text does not use: equal parts, in random order.
 
 Usage: python tests/bench/foreign_text.py OUT [--characters 400000] [--seed 1] SOURCE...
 Each SOURCE is a file or folder: plain text, .json with a "text", manual pages (.gz, troff; written out by man). A

@@ -1,11 +1,11 @@
-"""An agent's run during which the context doubles again and again, against one that was large from the start.
+"""Runs an agent whose context doubles repeatedly, compared with a context that was large from the start.
 
     python tests/bench/growing_agent.py MODEL.gguf [--start 8192] [--end 65536] [--ordinary]
 
-A real server, and a model that was loaded with `--start` tokens. Each turn sends the whole conversation and a new
-tool result of a sixteenth of the last context; a second client streams one long answer at the same time. Compared:
-all answers, the tokens that were computed, and the longest gap of the other stream. Answers are deterministic, or
-greedy with `--ordinary`; only deterministic ones are equal with certainty, but their steps at depth are longer.
+A real server runs a model that was loaded with `--start` tokens. Each turn sends the whole conversation and a new
+tool result of a sixteenth of the current context, while a second client streams one long answer. Compared are all
+answers, the computed tokens, and the longest gap in the other stream. Answers are deterministic, or greedy with
+`--ordinary`. Only deterministic ones are equal with certainty, but their steps at depth are longer.
 """
 
 import argparse

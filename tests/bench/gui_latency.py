@@ -1,10 +1,10 @@
-"""How the window feels, in numbers: start, streaming, long chats, scrolling, search, idle.
+"""Measures the window: start, streaming, long chats, scrolling, search, idle.
 
-Also typing, resizing and switching pages over an empty chat, 2,000 messages and a message of 2 MB, next to the same
-in an empty Qt window.
+Also typing, resizing and switching pages with an empty chat, 2,000 messages and a message of 2 MB, compared with
+an empty Qt window.
 
 Run: python tests/bench/gui_latency.py [--only moves] [--json FILE] [--profile FILE]. Offscreen unless
-QT_QPA_PLATFORM says otherwise. `--profile` writes what Python did during the moves, for pstats.
+QT_QPA_PLATFORM is set. `--profile` writes a profile of the moves for pstats.
 """
 
 import argparse

@@ -1,11 +1,12 @@
-"""A mixture larger than memory, streamed and as a plain mapping, under a memory limit and a throttled disk.
+"""Compares streamed experts with a plain mapping of a mixture that is larger than memory, on a throttled disk.
 
     python tests/bench/mixtures.py FOLDER [--limit MIB] [--disk MB_S] [--tokens N]
 
-Needs root and Linux with version 1 control groups: limit and throttle are the kernel's own and hold for both sides.
-FOLDER is on the disk that is throttled. The mixture has random weights and a router that prefers some experts; the
-processor's speed is learnt from a sibling with few experts that fits. Prints what was predicted and measured.
-A plain mapping pays for the disk's read-ahead, told first: where it is not the usual 128 KiB, take a loop device.
+Needs root and Linux with version 1 control groups: the kernel enforces limit and throttle for both sides. FOLDER
+is on the throttled disk. The mixture has random weights and a router that prefers some experts; the speed of the
+CPU is measured with a similar model with few experts that fits. Prints predicted and measured figures. A plain
+mapping is slowed by the disk's read-ahead, which is printed first: if it is not the usual 128 KiB, use a loop
+device.
 """
 
 import argparse

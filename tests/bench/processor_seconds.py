@@ -1,10 +1,10 @@
-"""CPU seconds of both servers for the same work, alternating: comparable even on a machine that others use.
+"""Compares CPU seconds of both servers for the same work, alternating; usable on a machine that other programs use.
 
     python tests/bench/processor_seconds.py MODEL.gguf --tools FOLDER [--rounds 5] [--only ROW ...]
 
-FOLDER holds llama-server, see against_llama_server.py. One thread a side, since two that meet at barriers burn time
-while one of them waits for a core. User and system seconds of a server and all its children; ratios above 1: ours
-does more with a second. Nothing of this says how long anybody waits.
+FOLDER contains llama-server (see against_llama_server.py). Each side has one thread, because threads that wait for
+each other at barriers use CPU time. Counted are user and system seconds of a server and all its children. With a
+ratio above 1, Tessera does more work per second. The figures are not waiting times.
 """
 
 import argparse

@@ -3,11 +3,12 @@
     python -m tests.bench.prompt_kernels MODEL.gguf [--rows 512 4096 1 8] [--rounds 3] [--threads 1] [--micro 128]
                   [--plugin LIBRARY] [--cpu LIBRARY] [--tiles LIBRARY] [--sides rewritten tiles]
 
-A process a side, loaded before the first round, taking turns; `llama_decode` alone, one thread: two that meet at
-barriers burn time while one of them waits for a core. 512 `--rows` or more are one prompt, fewer are steps of so
-many, 48 in all. `--plugin` is a library of one more backend, such as libggml-blas.so; `--cpu` another build of the
-CPU's, `--tiles` of ours for prompts, which takes all types it can; `--micro` are sizes of a micro-batch to try
-beside 512. Prints the least processor time of a side, its gain over the first, and the least wall time.
+Each side is one process, loaded before the first round; the sides alternate. Only `llama_decode` runs, with one
+thread, because threads that wait for each other at barriers use CPU time. `--rows` of 512 or more are one prompt;
+smaller numbers are 48 steps of that many rows. `--plugin` is the library of an additional backend, such as
+libggml-blas.so; `--cpu` is another build of the CPU backend; `--tiles` is a build of Tessera's prompt kernels,
+used for all types they support. `--micro` lists micro-batch sizes to measure in addition to 512. Prints the
+minimum CPU time of a side, its gain over the first side, and the minimum elapsed time.
 """
 
 import argparse

@@ -4,11 +4,11 @@ Usage: python tests/bench/quant_frontier.py [--model F.gguf] [--mixes Q3_K_M,Q4_
        [--tier balanced] [--tokens 32768] [--calibration-tokens 32768] [--llama-cpp DIR] [--threads 2]
        [--held-out TEXT...] [--also POINTS.json...] [--picture docs/quant_frontier.svg] [--work DIR]
 
-Kind smooth is gptq of the model with its inputs evened out, as tier max has it.
-Every text of --held-out gives a table; the picture shows the first one's. --also takes points of earlier runs
-(DIR/points.json) into both: tier max is a run of its own. The forecast is what the plan expected of its own file.
-Stock mixes are built with the same importance matrix; with --llama-cpp (a folder with llama-quantize and
-llama-perplexity) they are built and everything is judged by those tools, else by our own, which agree with them.
+Kind smooth is gptq of the smoothed model, as in tier max.
+Every text of --held-out gives a table; the picture shows the first one. --also adds points of earlier runs
+(DIR/points.json) to both, because tier max is a separate run. The forecast is the plan's own expectation.
+Presets are built with the same importance matrix. With --llama-cpp (a folder with llama-quantize and
+llama-perplexity) these tools build and evaluate everything, otherwise Tessera's own, which agree with them.
 """
 
 import argparse

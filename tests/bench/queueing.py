@@ -1,12 +1,13 @@
-"""How long people wait, and what a token costs: a simulation of users who share servers, and its check.
+"""Simulates users who share servers: waiting times and the cost of a token; or checks the simulation.
 
-`python -m tests.bench.queueing --users 1000 --servers 4 --slots 32 --speeds 1:60,8:300,32:700` simulates;
-`python -m tests.bench.queueing --check` measures a real server with the bundled model: its speeds at each number of
-answers at once, before and after users who think and ask, and compares.
+`python -m tests.bench.queueing --users 1000 --servers 4 --slots 32 --speeds 1:60,8:300,32:700` simulates.
+`python -m tests.bench.queueing --check` measures a real server with the bundled model: its speed at each number of
+concurrent answers, before and after users who think and ask, and compares.
 
-Each user thinks (exponential), asks, waits for the whole answer, and thinks again. A server answers up to `slots`
-requests at once, others wait in the order they came. Answers at once share its speed, which is given for some
-numbers of them and interpolated between. A router sends each request to the server with the fewest.
+Each user thinks (exponential distribution), asks, waits for the whole answer, and thinks again. A server answers
+up to `slots` concurrent requests; others wait in order of arrival. Concurrent answers share the speed, which is
+given for some numbers of answers and interpolated between them. A router sends each request to the server with the
+fewest.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""How much the loss depends on each role's weights: KL divergence per unit of relative error, for the priors.
+"""Measures the sensitivity of each tensor role: KL divergence per unit of relative error, for the priors.
 
 Usage: python tests/bench/role_alphas.py MODEL.gguf... [--type Q5_0] [--tokens 1536] [--threads 2]
 
-All tensors of a role, and all of the first eighth, the middle and the last of the layers, are rounded in the loaded
-model and restored. The loss is measured on calibration text. An error is the mean of the tensors' relative squared
-errors, on sampled rows.
+All tensors of a role, and all of the first eighth, the middle and the last of the layers, are rounded in the
+loaded model and restored. The loss is measured on calibration text. An error is the mean of the tensors' relative
+squared errors, on sampled rows.
 """
 
 import argparse

@@ -1,16 +1,19 @@
-"""Opt-in: every check of a device on sound devices, over all architectures; none may be called wrong.
+"""Opt-in: runs every device check on sound devices, over all architectures; no check may report an error.
 
     python tests/bench/row_check_grid.py [--device Vulkan0] [--only NAME ...] [--ubatches 64 512] [--record]
 
-Without a device, the CPU's own kernels are compared with its plain ones: all shapes of tests/support/models. With
-one, six of them, narrower, in a kernel pack's backend. Each is loaded once with each cache type, so that every pair
-of (architecture, ubatch), (architecture, cache type) and (ubatch, cache type) is covered. Three checks run on each
-load: the one of a first load, the deep one of an idle server, and rows of four answers at once, computed again.
+Without a device, the CPU's optimized kernels are compared with its plain ones: all shapes of tests/support/models.
+With a device, six narrower shapes run on a kernel pack's backend. Each is loaded once with each cache type, so
+every pair of (architecture, ubatch), (architecture, cache type) and (ubatch, cache type) is covered. Each load
+gets three checks: the one of a first load, the deep one of an idle server, and the recomputed rows of four
+concurrent answers.
+
 A software Vulkan device needs Mesa's lavapipe (25.0.7; 22.3.6 crashed in two of four tries), an installed Vulkan
-pack and GGML_VK_VISIBLE_DEVICES=0. LLVM 15 splits the coroutines of one shader in minutes, LLVM 19 in seconds. With
-MESA_SHADER_CACHE_DIR kept, the next run of a load takes a tenth of the first one's CPU time.
-Mesa 26.0.3 computes prompts of 97 to 127 rows wrongly, which is found: take ubatches of up to 64 there.
-Limits of time are off, so every scenario runs. `--record` writes the totals to tests/bench/results; CPU seconds are
+pack and GGML_VK_VISIBLE_DEVICES=0. LLVM 15 splits the coroutines of one shader in minutes, LLVM 19 in seconds.
+With a persistent MESA_SHADER_CACHE_DIR, the next run of a load needs a tenth of the first one's CPU time. Mesa
+26.0.3 computes prompts of 97 to 127 rows wrongly, which the checks find: use ubatches of up to 64 there.
+
+Time limits are off, so every scenario runs. `--record` writes the totals to tests/bench/results; CPU seconds are
 those of this process and its children.
 """
 

@@ -1,11 +1,12 @@
-"""Drafts on the edit of a file, where they cannot help, and in JSON: with and without, alternating, in one runner.
+"""Measures speculative decoding on the edit of a file, on text without repeats, and in JSON.
 
     python tests/bench/speculation.py MODEL.gguf [--rounds 5] [--draft MODEL.gguf]
 
-The text is forced, token by token, to an edited copy of a real source file (a name changed everywhere, a line put
-in, one taken out), so any model will do: random weights of the right shape cost what trained ones cost. The second
-text is made so that every four tokens have been seen before, each time followed by something else. The third is an
-object by a schema, sampled by the model: its names of fields are drafted from the grammar.
+Runs with and without draft tokens alternate in one runner. The first text is forced, token by token, to an edited
+copy of a real source file (a name changed everywhere, a line inserted, one removed). So any model will do: random
+weights of the right shape cost as much as trained ones. In the second text every four tokens have occurred before,
+each time followed by something else, so drafts cannot help. The third is an object by a schema, sampled by the
+model: the names of its fields are drafted from the grammar.
 """
 
 import argparse

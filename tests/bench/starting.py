@@ -1,12 +1,12 @@
-"""From the start of a process to the first token: Tessera and llama-server of the same commit, alternating.
+"""Measures the time from the start of a process to the first token: Tessera and llama-server of the same commit.
 
     python tests/bench/starting.py MODEL.gguf --tools FOLDER [--rounds 5]
-    python tests/bench/starting.py --only starts     `--help`, server and window: processor seconds, recorded
+    python tests/bench/starting.py --only starts     CPU seconds of `--help`, server and window, recorded
 
-FOLDER holds llama-server, see against_llama_server.py. Every round begins with folders nobody has used (the file
-itself stays in the page cache, our program is compiled as an installed one is). Seconds on the wall, and of
-processors: on a busy machine only the latter and ratios say much. `chat -p` is the terminal's command, alone and
-beside a server that is there.
+FOLDER contains llama-server (see against_llama_server.py). The sides alternate. Every round starts with new data
+folders; the model file stays in the page cache, and the program is compiled to bytecode as in an installation.
+Both elapsed and CPU seconds are printed; on a busy machine only CPU seconds and ratios are reliable. `chat -p` is
+measured alone and with a running server.
 """
 
 import argparse

@@ -1,20 +1,20 @@
-"""The whole table against llama-server of the same commit, and the curves over long contexts, in one command.
+"""Fills the whole table against llama-server of the same commit, and the curves over long contexts.
 
     python tests/bench/table.py MODEL.gguf --tools FOLDER [--rounds 5] [--only ROW ...] [--depths 2048 4096 8000]
     python tests/bench/table.py --cells GROUP ... --tools FOLDER [--clock processor] [--quarter] [--types TYPE ...]
 
-FOLDER holds llama-server, see against_llama_server.py. Both sides may answer 16 requests at once, take turns in who
-is first, and read prompts that nobody has seen. MODEL may be a stand-in, for curves beyond what a real one knows
-(`--context 32768 --only curves --depths 2048 8192 32000`). One line a figure: medians of both sides, and the median
-and range of the rounds' ratios.
+FOLDER contains llama-server (see against_llama_server.py). Both sides may answer 16 concurrent requests, alternate
+in who is first, and get new prompts. MODEL may be a dummy-weight model, for curves beyond the context of a real
+one (`--context 32768 --only curves --depths 2048 8192 32000`). Each figure is one line: the medians of both sides,
+and the median and range of the ratios per round.
 
-`--cells` writes stand-ins (into `--models`, where they stay) and fills groups of cells, a line of results each:
-`types` are all types on the 0.6B shape, `lengths` and `parallel` Q4_K_M and Q4_0 of 0.6B, 1.7B and a mixture,
-`mixtures` more types of the mixture, `large` 4B and 8B, `short` one prompt and answer of 1.7B, 4B and 8B. `--clock
-processor` compares processor seconds with one thread a side, for a machine that others use: nothing of it says how
-long anybody waits. `--quarter` takes a quarter of the layers and of the vocabulary, so that each part of a token's
-work keeps its share. For a processor without AVX-512 both sides are built with `-march=x86-64-v3` and ours runs
-with `TESSERA_TILES=avx2`; `--instructions AVX2` names that.
+`--cells` writes dummy-weight models (into `--models`, where they stay) and fills groups of cells with one result
+each: `types` are all types on the 0.6B shape, `lengths` and `parallel` Q4_K_M and Q4_0 of 0.6B, 1.7B and a
+mixture, `mixtures` more types of the mixture, `large` 4B and 8B, `short` one prompt and answer of 1.7B, 4B and 8B.
+`--clock processor` compares CPU seconds with one thread per side, for a machine that other programs use; these
+figures are not waiting times. `--quarter` uses a quarter of the layers and of the vocabulary, so the parts of a
+token's work keep their proportions. For a CPU without AVX-512 both sides are built with `-march=x86-64-v3`, and
+Tessera runs with `TESSERA_TILES=avx2`; `--instructions AVX2` records that.
 """
 
 import argparse
