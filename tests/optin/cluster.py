@@ -1,10 +1,10 @@
-"""A cluster of three nodes on this machine, by Ray's own test cluster, behind a Tessera server.
+"""Runs a cluster of three nodes on this machine (Ray's test cluster) behind a Tessera server.
 
     python tests/optin/cluster.py [--requests 200] [--talks 30] [--only affinity kill scale quantize]
 
-Needs `tessera[cluster]`. Shows: how many second turns find their cache with prefix affinity and without; what
-becomes of requests while a node is killed; that one replica becomes three and one again; and that tensors rounded
-by tasks on the nodes have the bytes of one machine's. Exits with 1 when something is not as it should be.
+Needs `tessera[cluster]`. Reports how many second turns find their cache with and without prefix affinity, what
+happens to requests while a node is killed, whether one replica becomes three and one again, and whether tensors
+rounded by tasks on the nodes equal those rounded on one machine. Exits with 1 if a result is wrong.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""The commands of `tessera cluster` between two network namespaces with homes of their own: two computers to Ray.
+"""Runs the commands of `tessera cluster` between two network namespaces, which Ray takes for two computers.
 
     python tests/optin/cluster_verbs.py
 
-Needs root, Linux and `tessera[cluster]`. Starts a cluster on one, lets the other join with the token, deploys the
-bundled model on both, asks it through the first one's server, makes a file by `tessera quantize --cluster` and
-without, and takes all down. Prints one line for each, and exits with 1 when one does not hold.
+Needs root, Linux and `tessera[cluster]`. Each namespace has its own home. Starts a cluster in one, joins the other
+with the token, deploys the bundled model on both, queries it through the first one's server, quantizes with and
+without `--cluster`, and stops everything. Prints one line per step, and exits with 1 if one fails.
 """
 
 import contextlib

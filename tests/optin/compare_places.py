@@ -1,9 +1,9 @@
-"""Opt-in: the comparison of devices on three pairs: what it decides against the forecast, and what it costs.
+"""Opt-in: compares devices in three pairs: the choice after measuring, the forecast, and the cost of measuring.
 
     python tests/optin/compare_places.py [--work FOLDER]
 
-The pairs: the CPU and Mesa's software Vulkan device with the bundled pack; the CPU and a device of the fault plugin
-that sleeps at every product, which forecasts take for a GPU; the CPU with one thread and software Vulkan.
+The pairs: the CPU and Mesa's software Vulkan device with the bundled pack; the CPU and a device of the fault
+plugin that sleeps at every product, which forecasts take for a GPU; the CPU with one thread and software Vulkan.
 Needs g++. Mesa's driver is unpacked below FOLDER from Debian packages; nothing is installed. A few minutes each.
 """
 

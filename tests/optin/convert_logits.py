@@ -1,4 +1,4 @@
-"""What a converted file computes against transformers, on the checkpoints of make_checkpoints.py.
+"""Compares the logits of a converted file with those of transformers, on the checkpoints of make_checkpoints.py.
 
     python tests/optin/convert_logits.py CHECKPOINTS PYTHON_WITH_TORCH [NAME...]
 

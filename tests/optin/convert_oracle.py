@@ -1,4 +1,4 @@
-"""Our converter against llama.cpp's, on generated checkpoints of every family: tensors and metadata.
+"""Compares Tessera's converter with llama.cpp's, on generated checkpoints of every family: tensors and metadata.
 
     python tests/optin/convert_oracle.py CHECKPOINTS LLAMA_CPP_SOURCE PYTHON_WITH_TORCH
 

@@ -1,10 +1,10 @@
-"""Edits made by mutation of real commits: no answer may break a file, write a wrong one or apply a half of it.
+"""Applies edits made by mutation of real commits: none may break a file, write a wrong one or be half applied.
 
     python tests/optin/edit_mutations.py REPOSITORY... [--count 2000] [--seed 1] [--out FILE]
 
 Every change of a text file in the repositories' newest commits becomes an answer in one of four formats (blocks,
-Cline, unified diff, Codex), with one of fourteen kinds of damage. Afterwards each file must be exactly as before or
-exactly as the commit left it.
+Cline, unified diff, Codex), with one of fourteen kinds of damage. Afterwards each file must be exactly as before
+or exactly as in the commit.
 
 Measured on 2026-11-25 on this repository (seed 1): 2,000 answers from 1,006 changes, 1,325 applied, 675 refused
 with a reason, none broken, none ignored.

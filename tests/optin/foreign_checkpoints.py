@@ -1,8 +1,8 @@
-"""Write small random checkpoints of families that only llama.cpp's converter knows, and their logits.
+"""Writes small random checkpoints of families that only llama.cpp's converter knows, and their logits.
 
     foreign_checkpoints.py FOLDER       in the converter's own environment (torch, transformers, sentencepiece)
 
-SentencePiece and llama.cpp's own vocabularies: a byte-level tokenizer is only taken where llama.cpp knows its hash.
+Uses SentencePiece and llama.cpp's own vocabularies: a byte-level tokenizer works only if llama.cpp knows its hash.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""Fuzzing of both header readers: `python -m tests.optin.fuzz_headers [COUNT] [SEED]`.
+"""Fuzzes both header readers: `python -m tests.optin.fuzz_headers [COUNT] [SEED]`.
 
-Inputs are real and hand-made headers, mutated: bits flipped, spans cut, copied and swapped, and numbers replaced by
-those that break parsers. Anything but a header or BadFile is a failure, and so is an input that takes a second or
-100 MB. The input of a failure is written to the present folder.
+Inputs are real and hand-made headers, mutated: bits flipped, spans cut, copied and swapped, and numbers replaced
+by values that break parsers. Anything but a header or BadFile is a failure, and so is an input that takes a second
+or 100 MB. A failing input is written to the current folder.
 """
 
 import random

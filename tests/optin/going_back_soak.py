@@ -1,11 +1,11 @@
-"""Random conversations with models that cannot be cut: the text is the one a request has that runs alone.
+"""Random conversations with models whose state cannot be truncated: the text equals that of a separate request.
 
     python tests/optin/going_back_soak.py [--seconds 60] [--seed 1] [--models "Qwen 3.5" LFM2 ...]
 
-Tiny models with random weights in 32 bits. Two clients at once, then one: prompts that continue, shorten or depart
-from earlier ones, requests left at any moment, guesses ahead forced, free and forbidden, a small store and disk.
-Every answer is compared, token by token, with that of a second runner that reads each prompt anew. Exits with 1
-when one differs.
+Tiny models have random weights in 32 bits. Two concurrent clients, then one, send prompts that continue, shorten
+or depart from earlier ones, cancel requests at any moment, and force, allow or forbid draft tokens, with a small
+store and disk. Every answer is compared, token by token, with that of a second runner without a cache. Exits with
+1 if one differs.
 """
 
 import argparse

@@ -1,15 +1,14 @@
-"""Hostile input for as long as you like.
+"""Sends hostile input for any length of time.
 
 `python -m tests.optin.hostile_input mutations [COUNT] [SEED] [MINUTES] [NAME]`: COUNT mutated inputs for every
-reader of foreign bytes whose name holds NAME, MINUTES each at most. Anything but a value or the refusals a
-reader documents is a failure, and so is an input that takes a second of processor time. The input of a failure
-is written to the present folder.
+reader of foreign bytes whose name contains NAME, at most MINUTES each. Anything but a value or the reader's
+documented refusals is a failure, and so is an input that takes a second of CPU time. A failing input is written to
+the current folder.
 
-`python -m tests.optin.hostile_input loads [COUNT] [SEED] [MINUTES]`: COUNT damaged models, asked through a real
-server. Every one must be answered or refused by name; the server must stay as it is, and no process may be
-left.
+`python -m tests.optin.hostile_input loads [COUNT] [SEED] [MINUTES]`: COUNT damaged models, requested from a real
+server. Each must be answered or refused by name; the server must stay unchanged, and no process may remain.
 
-Both print what was tried, by class, and how it ended.
+Both print the inputs and the results by class.
 """
 
 import itertools

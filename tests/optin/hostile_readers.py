@@ -1,4 +1,4 @@
-"""Readers of files that people pass around, with small whole files of each kind to damage: for hostile_input.py."""
+"""Readers of files that users exchange, with small valid files of each kind to damage, for hostile_input.py."""
 
 import functools
 import io

@@ -1,8 +1,8 @@
-"""Run llama.cpp's own converter on a folder, with a pre-tokenizer of our choice. Needs torch and transformers.
+"""Runs llama.cpp's own converter on a folder, with a given pre-tokenizer. Needs torch and transformers.
 
     llama_cpp_convert.py LLAMA_CPP_SOURCE FOLDER OUT TYPE PRE
 
-The generated tokenizers are in no list of llama.cpp's, so its look-up is replaced by PRE; all else is its own.
+llama.cpp's list does not contain the generated tokenizers, so its look-up is replaced by PRE; all else is its own.
 """
 
 import runpy

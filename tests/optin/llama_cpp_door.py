@@ -1,8 +1,8 @@
-"""Make the real environment of llama.cpp's converter, convert families that are not ours, compare the logits.
+"""Converts families that only llama.cpp's converter knows, in its real environment, and compares the logits.
 
     python tests/optin/llama_cpp_door.py FOLDER     needs the package index, 2 GB of disk in FOLDER
 
-Files are written in F32, read by our own runner's library and compared with transformers. Results: log-archive.md,
+Files are written in F32, read by the runner's library and compared with transformers. Results: log-archive.md,
 "llama.cpp's own converter".
 """
 

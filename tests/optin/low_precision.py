@@ -1,4 +1,4 @@
-"""Compare weights in low precision with the libraries that define the formats, to the last bit.
+"""Compares weights in low precision bit by bit with the libraries that define the formats.
 
 Run in an environment with torch, transformers, compressed-tensors, bitsandbytes, nvidia-modelopt, torchao, mlx with
 mlx-cpu, auto-gptq, gptqmodel, auto-round and autoawq besides Tessera's own packages. The last four can be installed

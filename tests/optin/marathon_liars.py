@@ -1,4 +1,4 @@
-"""Others that lie or misuse, as faults of a marathon: hubs, MCP servers, upstreams, clients."""
+"""Faults of a marathon caused by others that lie or misuse: hubs, MCP servers, upstreams, clients."""
 
 import asyncio
 import http.client

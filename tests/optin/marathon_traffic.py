@@ -1,4 +1,4 @@
-"""The clients and jobs of a marathon, and what they hold every answer to."""
+"""The clients and jobs of a marathon, and the requirements for every answer."""
 
 import asyncio
 import contextlib

@@ -1,6 +1,7 @@
-"""The window of a marathon: opens pages and asks questions by itself, and prints how late its event loop is.
+"""The window of a marathon: opens pages and asks questions by itself, and prints the delay of its event loop.
 
-Started by marathon.py with TESSERA_HOME, a display and a server beside it. One line a second: `late SECONDS`.
+Started by marathon.py with TESSERA_HOME, a display and a running server. Prints one line per second: `late
+SECONDS`.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What runs during a marathon: a server that ends and starts again, the window, a writer of chats, a clock."""
+"""Runs the parts of a marathon: a server that exits and restarts, the window, a writer of chats, a clock."""
 
 import asyncio
 import contextlib

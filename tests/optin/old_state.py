@@ -1,8 +1,8 @@
-"""State files as an earlier version of the project wrote them: `python -m tests.optin.old_state COMMIT NAME`.
+"""Makes state files of an earlier version of the project: `python -m tests.optin.old_state COMMIT NAME`.
 
-The commit's own code is run from a scratch copy: its server answers a chat, keeps an alias and a key, its chat
-store keeps a conversation. What it left in its folders, logs and addresses aside, becomes tests/data/states/NAME,
-which tests/integration/test_old_states.py opens with the present code.
+The commit's own code runs from a scratch copy: its server answers a chat, stores an alias and a key, and its chat
+store stores a conversation. Its folders, without logs and addresses, become tests/data/states/NAME, which
+tests/integration/test_old_states.py opens with the current code.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""Try OpenVINO's CPU device: ten prompts beside llama.cpp's own CPU, and every architecture of the matrix.
+"""Tests OpenVINO's CPU device: ten prompts compared with llama.cpp's CPU, and every architecture of the matrix.
 
     tessera kernels install openvino-linux-x86_64-VERSION.tar.xz
     python tests/optin/openvino_trial.py MODEL.gguf [--static] [--only NAME ...]
 
-`--static` compiles graphs of fixed sizes, as for an NPU. Prints a line for each model: it runs (the check against
-the CPU passed), was refused by dispatch, or is caught by the check. Ends with 1 where one does something else.
+`--static` compiles graphs of fixed sizes, as for an NPU. Prints one line per model: it runs (the check against the
+CPU passed), dispatch refused it, or the check found an error. Exits with 1 on any other result.
 """
 
 import argparse

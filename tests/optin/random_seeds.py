@@ -2,7 +2,7 @@
 
     python tests/optin/random_seeds.py [--rounds 20] [--seed 1]
 
-Each round has a seed of its own. Prints one JSON line per round (seed, result, seconds) and the failing examples in
+Each round has its own seed. Prints one JSON line per round (seed, result, seconds) and the failing examples in
 full; exits with 1 if a round failed. A failing example becomes an `@example` of its test and a fixed defect.
 """
 

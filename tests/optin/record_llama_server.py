@@ -1,11 +1,11 @@
-"""Record what llama-server and llama-perplexity of our commit say with the model of a fresh machine.
+"""Records the output of llama-server and llama-perplexity of the locked commit with the model of a fresh machine.
 
     python tests/optin/record_llama_server.py [--tools FOLDER] [--work FOLDER]
 
-Without --tools, both are built in --work from the source archive of the llama-cpp-python version in the lock, with
-the flags of our own build (ten minutes on two cores). Writes tests/data/real/llama_server.json: for each prompt
-the rendered prompt, the tokens, and what was nearly as good at each place; the perplexity of held-out text; the
-commands.
+Without --tools, both are built in --work from the source archive of the locked llama-cpp-python version, with the
+flags of Tessera's build (ten minutes on two cores). Writes tests/data/real/llama_server.json: for each prompt the
+rendered prompt, the tokens, and the nearly equal alternatives at each position; the perplexity of held-out text;
+the commands.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Real screenshots of the pages that the documentation shows, into docs/screenshots/.
+"""Takes the screenshots of the pages that the documentation shows, into docs/screenshots/.
 
 Run: python tests/optin/screenshots.py [--only chat,fit] [--styles light1,dark1,light2,dark2] [--size 900x600]
-[--language de] [--text 150] [--out FOLDER]. `--only all` takes every page, panel and dialog. Starts Xvfb when there
-is no display, and a real server with the installed models; needs no network. Each style runs in its own process,
-because Qt reads its scale at start.
+[--language de] [--text 150] [--out FOLDER]. `--only all` takes every page, panel and dialog. Starts Xvfb if there
+is no display, and a real server with the installed models; needs no network. Each style runs in a separate
+process, because Qt reads its scale at start.
 """
 
 import argparse

@@ -1,10 +1,12 @@
-"""Where our code and what it needs come from: `python -m tests.optin.supply_chain`. Needs pip's index and `build`.
+"""Checks the origin of the code and its dependencies: `python -m tests.optin.supply_chain`.
 
-1. The bill of materials (installers/sbom.py) has no problem and fits its schema, if cyclonedx-python-lib is there.
-2. Known advisories for every locked version, by `pip-audit` where it is installed (`AUDIT=path/to/pip-audit`); its
-   answer is kept beside this file's output, so that two runs can be compared. Without it, or without a network,
-   `ADVISORIES=folder` looks into a checkout of PyPA's advisory-database (installers/advisories.py).
-3. Our own wheel, built twice from two copies of the tree at different times, is the same byte for byte.
+Needs pip's index and `build`.
+
+1. The bill of materials (installers/sbom.py) has no problem; it fits its schema, if cyclonedx-python-lib is there.
+2. Known advisories for every locked version, by `pip-audit` if it is installed (`AUDIT=path/to/pip-audit`). Its
+   output is stored next to this file's output, so that two runs can be compared. Without it, or without a network,
+   `ADVISORIES=folder` searches a checkout of PyPA's advisory-database (installers/advisories.py).
+3. Two builds of the wheel, from two copies of the tree at different times, are the same byte for byte.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
-"""Our prompts against llama-server's, for every template in tests/data/templates.
+"""Compares Tessera's prompts with llama-server's, for every template in tests/data/templates.
 
     python tests/optin/template_oracle.py LLAMA_SERVER [NAME ...]
 
-Starts llama-server on the bundled model once for each template and compares POST /apply-template with our own
+Starts llama-server on the bundled model once per template and compares POST /apply-template with Tessera's
 rendering, for a plain conversation and for one with tools, a call and its result. Prints the first difference.
 Results: log-archive.md, chat.
 """

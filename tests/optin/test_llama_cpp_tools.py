@@ -1,4 +1,4 @@
-"""Against llama.cpp's own tools: set TESSERA_LLAMA_CPP to a folder with llama-imatrix and llama-quantize.
+"""Compares with llama.cpp's own tools: set TESSERA_LLAMA_CPP to a folder with llama-imatrix and llama-quantize.
 
 Run: TESSERA_LLAMA_CPP=... python -m pytest tests/optin/test_llama_cpp_tools.py
 """

@@ -1,4 +1,4 @@
-"""A real sound system: PulseAudio without hardware, whose output is the microphone. Opt-in: it needs its programs.
+"""A real sound system: PulseAudio without hardware, whose output is the microphone. Opt-in: it needs programs.
 
 apt-get install pulseaudio pulseaudio-utils speech-dispatcher espeak-ng; then
 

@@ -1,11 +1,11 @@
-"""Real execution providers, where their wheels were unpacked. They are large and carry their vendors' licences.
+"""Real execution providers, if their wheels were unpacked. They are large and have their vendors' licences.
 
     pip install --no-deps --target QNN onnxruntime-qnn
     pip install --no-deps --target OV onnxruntime-openvino==1.24.1
     TESSERA_QNN_SITE=QNN TESSERA_OPENVINO_SITE=OV python -m pytest tests/optin/test_onnx_providers.py -s
 
-On x86-64 Linux Qualcomm's wheel runs its emulator of the NPU; OpenVINO's replaces the onnxruntime package, so it
-only ever meets a process of its own. Each test prints the share of operators that the provider took.
+On x86-64 Linux Qualcomm's wheel runs its emulator of the NPU. OpenVINO's wheel replaces the onnxruntime package,
+so it is only used in a separate process. Each test prints the share of operators that the provider took.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""Open WebUI's backend, as installed and unmodified, in front of our server with the real model, offline.
+"""Open WebUI's unmodified backend in front of a Tessera server with the real model, offline.
 
     TESSERA_CLIENTS=FOLDER python -m pytest tests/optin/test_open_webui.py -o addopts= -q -s
 
-Not run in CI: it downloads about 400 MB. Its own login stays on this machine and is off; what reads documents and
-speech with models of its own is left out, so torch is not needed. Results: log-archive.md.
+Not run in CI: it downloads about 400 MB. Its login is off. Its own models for documents and speech are omitted, so
+torch is not needed. Results: log-archive.md.
 """
 
 import json

@@ -1,11 +1,11 @@
-"""A plan made on a processor with AVX-512 and followed on one with AVX2, in 1, 2 and 4 threads: the same bytes.
+"""A plan made on a CPU with AVX-512 gives the same bytes on one with AVX2, with 1, 2 and 4 threads.
 
     TESSERA_VARIANTS=FOLDER python -m pytest -o addopts= -q tests/optin/test_plan_arithmetic.py
 
-FOLDER is the `llama_cpp` of an installed Tessera (`_internal/llama_cpp`) or of a wheel that
-installers/bundle/make.py made, with a CPU library for each kind of processor. The other processor is played: an
-installation that has only the library which it would choose, numpy and OpenBLAS told to take its kernels, and the C
-library that AVX-512 is not there. Wants a processor with AVX-512.
+FOLDER is the `llama_cpp` of an installed Tessera (`_internal/llama_cpp`) or of a wheel from
+installers/bundle/make.py, with a CPU library for each kind of CPU. The other CPU is simulated: the installation
+has only the library that it would choose, numpy and OpenBLAS use its kernels, and the C library is told that
+AVX-512 is missing. Needs a CPU with AVX-512.
 """
 
 import hashlib

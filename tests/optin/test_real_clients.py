@@ -2,7 +2,7 @@
 
     python -m pytest tests/optin/test_real_clients.py -o addopts= -q
 
-Not run in CI: they download about 300 MB. TESSERA_CLIENTS names a folder that keeps the installations.
+Not run in CI: they download about 300 MB. TESSERA_CLIENTS names a folder that stores the installations.
 """
 
 import itertools

@@ -1,8 +1,8 @@
-"""A real llama-server as an upstream and as an added engine: through Tessera it answers what it answers straight.
+"""A real llama-server as an upstream and as an added engine: the same answers through Tessera as directly.
 
     LLAMA_SERVER=/path/to/llama-server pytest -o addopts= tests/optin/test_real_llama_server.py
 
-Without the variable, the `llama-server` of the search path is taken.
+Without the variable, `llama-server` on PATH is used.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""Five MCP servers as people install them, used in the window's chat: pasted as JSON, asked for, called, shown.
+"""Five unmodified MCP servers in the window's chat: pasted as JSON, allowed, called, shown.
 
     python -m pytest tests/optin/test_real_mcp_servers.py -o addopts="--import-mode=importlib" -q
 
-Not run in CI: they download about 80 MB. TESSERA_MCP_SERVERS names a folder that keeps the installations. The model
-is scripted; the servers, the window's page and the store are real.
+Not run in CI: they download about 80 MB. TESSERA_MCP_SERVERS names a folder that stores the installations. The
+model is scripted; the servers, the window's page and the store are real.
 """
 
 import json

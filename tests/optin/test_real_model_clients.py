@@ -1,8 +1,8 @@
-"""Clients as people install them, unmodified, with the real model: libraries, editors' flows, evaluations.
+"""Unmodified clients with the real model: libraries, requests of editors, evaluations.
 
     python -m pytest tests/optin/test_real_model_clients.py -o addopts= -q -s
 
-Not run in CI: they download some hundred MB. TESSERA_CLIENTS names a folder that keeps the installation.
+Not run in CI: they download several hundred MB. TESSERA_CLIENTS names a folder that stores the installation.
 Results: log-archive.md.
 """
 

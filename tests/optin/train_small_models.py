@@ -1,12 +1,11 @@
-"""Train small models of other families and widths than the bundled one, so that damage can be measured on them.
+"""Trains small models of other families and widths than the bundled one, to measure quantization loss on them.
 
 python tests/optin/train_small_models.py FOLDER [--families qwen3,phi] [--minutes 20] [--threads 2]
 
-Needs torch and transformers, in an environment of their own. Text: assets/text/calibration.txt, this project's own
-documents and the standard library's sources; no file with a passage of assets/text/heldout.txt is learned from.
-Each model becomes FOLDER/FAMILY, a Hugging Face folder with the bundled model's tokenizer, for `tessera quantize`
-and tests/bench/quant_frontier.py; it is
-random at first, knows a little after twenty minutes, and a second run goes on.
+Needs torch and transformers in a separate environment. Text: assets/text/calibration.txt, this project's documents
+and the standard library's sources, without files that contain a passage of assets/text/heldout.txt. Each model
+becomes FOLDER/FAMILY, a Hugging Face folder with the bundled model's tokenizer, for `tessera quantize` and
+tests/bench/quant_frontier.py. A second run continues the training.
 """
 
 import argparse

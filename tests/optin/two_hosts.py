@@ -1,12 +1,12 @@
-"""One model over two computers: network namespaces joined by a veth pair, each with a memory limit of its own.
+"""Runs one model on two computers: network namespaces joined by a veth pair, each with its own memory limit.
 
     python tests/optin/two_hosts.py [--model GGUF] [--only small|large|speed] [--tokens 96] [--links 2]
 
-Needs root and Linux. The worker and an SSH server stand in one namespace, this program and the server of the other
-computer in the other; a relay beside the SSH server shapes the link, since kernels of containers lack netem. Shows
-that a model says over both what it says alone, at 1 Gbit/.3 ms and at 200 Mbit/4 ms; that nothing but SSH and the
-relay can be reached over there; and that a model too large for either memory limit runs on both, with memory and
-speed as predicted. Prints one line for each, and exits with 1 when one does not hold.
+Needs root and Linux. The worker and an SSH server run in one namespace, this program and the other computer's
+server in the other. A relay next to the SSH server shapes the link, because kernels of containers lack netem.
+Checks that a model gives the same answer over both as alone, at 1 Gbit/0.3 ms and at 200 Mbit/4 ms; that only SSH
+and the relay are reachable on the worker; and that a model too large for either memory limit runs on both, with
+memory and speed as predicted. Prints one line per check, and exits with 1 if one fails.
 """
 
 import argparse

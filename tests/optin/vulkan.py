@@ -1,13 +1,13 @@
-"""Opt-in: build llama.cpp with Vulkan and run it on Mesa's software device, against the CPU.
+"""Opt-in: builds llama.cpp with Vulkan and compares it on Mesa's software device with the CPU.
 
     python tests/optin/vulkan.py [--work FOLDER] [--jobs N] [--packages] [--plugin]
 
-Takes 10-20 minutes of two idle cores the first time; FOLDER keeps the build. Needs a C++ compiler, CMake and Ninja.
-`--plugin` builds the Vulkan library alone, from the same locked source, and puts it beside a copy of the installed
-libraries, as a user adds a backend to an installation: a third of the work.
-`--packages` fetches glslc, Mesa's software driver and Vulkan headers as Debian packages and unpacks them below
-FOLDER: nothing is installed, and the second package source is kept out of the system's lists. Without it, glslc,
-headers of at least 1.4 and a Vulkan driver must be installed.
+Takes 10 to 20 minutes on two idle cores the first time; FOLDER stores the build. Needs a C++ compiler, CMake and
+Ninja. `--plugin` builds the Vulkan library alone, from the same locked source, and puts it next to a copy of the
+installed libraries, as a user adds a backend to an installation: a third of the work. `--packages` downloads
+glslc, Mesa's software driver and Vulkan headers as Debian packages and unpacks them below FOLDER: nothing is
+installed, and the second package source is not added to the system's lists. Without it, glslc, headers of at least
+1.4 and a Vulkan driver must be installed.
 
 Then tests/optin/test_vulkan_device.py runs with the built libraries.
 """

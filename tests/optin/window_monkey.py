@@ -1,12 +1,12 @@
-"""A window pressed at random for minutes: nothing breaks, stands still, or shows what no person should read.
+"""Operates a window at random for minutes and reports errors, blocked event loops and broken texts.
 
     python tests/optin/window_monkey.py [--seconds 300] [--seed 1] [--pace-ms 120]
 
-A real window (offscreen) with its real server and folders of its own. What is visible and enabled is clicked,
-typed into, chosen from and resized; dialogs for files get a folder of ours or are cancelled. Told, with the last
-actions before: exceptions in slots and threads, warnings of Qt, an event loop that stood still for a second,
-a window that died, texts with a hole (`{name}`), `None`, an object's address or a traceback. Ends with 1 when
-anything was. The same seed draws the same numbers, but answers and jobs come when they come.
+A real window (offscreen) has its own real server and folders. Visible and enabled controls are clicked, typed
+into, chosen from and resized; file dialogs get a test folder or are cancelled. Reported, with the last actions
+before: exceptions in slots and threads, warnings of Qt, an event loop that was blocked for a second, a window that
+died, texts with an unfilled field (`{name}`), `None`, an object's address or a traceback. Exits with 1 if anything
+was reported. The same seed gives the same actions, but answers and jobs vary in time.
 """
 
 import argparse

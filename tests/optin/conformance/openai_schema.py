@@ -1,10 +1,10 @@
-"""Our answers against OpenAI's published document: whole answers, every event of streams, errors.
+"""Compares Tessera's responses with OpenAI's published document: whole responses, every event of streams, errors.
 
     python tests/optin/conformance/openai_schema.py OPENAPI.json URL MODEL
 
-OPENAPI.json is OpenAI's own (openapi.json of openai/openai-openapi); nothing is fetched. Needs jsonschema
-and requests. Prints what differs without a reason in expected.toml, counts the rest, and ends
-with 1 where something does.
+OPENAPI.json is OpenAI's file (openapi.json of openai/openai-openapi); nothing is downloaded. Needs jsonschema and
+requests. Prints differences that have no reason in expected.toml, counts the others, and exits with 1 if it
+printed any.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""Plugin for Lemonade's own tests: their server is ours, which runs already with one model.
+"""Plugin for Lemonade's own tests: they run against a running Tessera server with one model.
 
-Loaded by run.py with `-p`, from the folder of those tests. `/api/v1` is our `/v1`; its models are
-taken for pulled and loaded.
+Loaded by run.py with `-p`, from the folder of those tests. `/api/v1` is Tessera's `/v1`; its models count as
+pulled and loaded.
 """
 
 import os

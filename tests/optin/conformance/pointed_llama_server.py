@@ -1,4 +1,4 @@
-"""Plugin for llama-server's own tests: their server is ours, which runs already, and requests name its model.
+"""Plugin for llama-server's own tests: they run against a running Tessera server, and requests name its model.
 
 Loaded by run.py with `-p`, from the folder of those tests.
 """

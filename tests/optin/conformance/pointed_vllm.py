@@ -1,6 +1,6 @@
-"""Plugin for vLLM's own tests: their server is ours, which runs already; vLLM itself need not be there.
+"""Plugin for vLLM's own tests: they run against a running Tessera server; vLLM itself need not be installed.
 
-Loaded by run.py with `-p`. Modules of vLLM and torch are empty shells, so a test that asks them for numbers fails.
+Loaded by run.py with `-p`. Modules of vLLM and torch are empty shells, so a test that computes with them fails.
 """
 
 import importlib.abc

@@ -1,10 +1,10 @@
-"""Opt-in: how many wrong computations of a device the comparison with the CPU catches, and how many it invents.
+"""Opt-in: counts the wrong computations of a device that the comparison with the CPU finds, and its false alarms.
 
     python tests/optin/fault_device/detection.py [--work FOLDER] [--faults N] [--seed S] [--model FILE ...]
 
-A plugin of ours poses as a GPU and computes wrongly in a random way (kind, operation, shape, how late, how often).
-A fault counts when greedy answers to prompts other than those compared change by more than a sound exchange of
-kernels changes them in that model. Right loads, over architectures and types, must not be called wrong. Needs g++;
+A plugin acts as a GPU and computes wrongly in a random way (kind, operation, shape, how late, how often). A fault
+counts if it changes greedy answers to prompts other than the compared ones by more than a sound exchange of
+kernels does in that model. Correct loads, over architectures and types, must not be reported as wrong. Needs g++;
 the headers come with the locked source.
 """
 

@@ -1,7 +1,7 @@
-"""A GPU that is lost in the middle of a quantization: told, nothing kept, and the next run goes on without it.
+"""A GPU is lost in the middle of a quantization: reported, nothing stored, and the next run works without it.
 
-Opt-in: `python -m pytest tests/optin/fault_device/test_quantize_lost.py`. Needs g++; the device computes with the
-processor's own kernels, so what was measured before it was lost has the very bits of a run without it.
+Opt-in: `python -m pytest tests/optin/fault_device/test_quantize_lost.py`. Needs g++. The device computes with the
+CPU's own kernels, so what was measured before the loss has the same bits as in a run without the device.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
-"""Ten historical faults of llama.cpp, replayed by the fault device: which check finds each, and before what.
+"""Ten historical faults of llama.cpp, replayed by the fault device: which check finds each, and when.
 
 Opt-in: `python -m pytest tests/optin/fault_device/test_replays.py -s`. Needs g++ and the locked source. The plugin
-computes on the CPU and makes results wrong as the public thread describes it (replay() in fault_device.cpp); the
-checks are those of a load and of an idle server, with a server's batches.
+computes on the CPU and falsifies results as the public thread describes (replay() in fault_device.cpp). The checks
+are those of a load and of an idle server, with a server's batches.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""A GPU that computes wrongly, behind the real server: caught before the first answer, routed away, told.
+"""A GPU that computes wrongly behind the real server: found before the first answer, avoided, and reported.
 
 Opt-in: `python -m pytest tests/optin/fault_device/test_routing.py`. Needs g++; the plugin is installed as
 the pack of a Vulkan backend, so detection, dispatch, loads and fallbacks are those of a real GPU.

@@ -1,10 +1,10 @@
-"""Opt-in: a .deb or .run in a clean Debian root without compiler and network: from install to removal.
+"""Opt-in: installs, uses and removes a .deb or .run in a clean Debian root without compiler and network.
 
     sudo python tests/optin/installers/clean_root.py FILE [--suite NAME] [--pack FILE | --brings-pack]
 
-Needs root, mmdebstrap, dpkg-deb, unshare and Debian's packages. Prints one line a step and ends with 1 at the first
-that fails. `--pack` installs a Vulkan kernel pack, and Mesa's software driver in the root to run it on;
-`--brings-pack` tries the one inside the package; with both, the one inside and then the one installed over it.
+Needs root, mmdebstrap, dpkg-deb, unshare and Debian's packages. Prints one line per step and exits with 1 at the
+first failure. `--pack` installs a Vulkan kernel pack, and Mesa's software driver in the root to run it on;
+`--brings-pack` tests the one in the package; with both, the one in the package and then the one installed over it.
 """
 
 import argparse

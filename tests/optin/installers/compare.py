@@ -1,10 +1,10 @@
-"""Opt-in: two builds of a package, file by file: is every byte the same, and if not, what differs.
+"""Opt-in: compares two builds of a package file by file, and shows where they differ.
 
     python tests/optin/installers/compare.py FIRST SECOND
 
-FIRST and SECOND are two .deb, two .run or two folders of the program, built in different work folders. Of a file
-that differs it says where: sections of a library, modules of the program's archive, lines of a text. Needs dpkg-deb
-and readelf. Ends with 1 where anything differs.
+FIRST and SECOND are two .deb, two .run or two folders of the program, built in different work folders. For a file
+that differs it names the place: sections of a library, modules of the program's archive, lines of a text. Needs
+dpkg-deb and readelf. Exits with 1 if anything differs.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Opt-in: the program of a .deb on other processors, emulated: the right variant of the kernels, the right answer.
+"""Opt-in: runs the program of a .deb on other, emulated CPUs: the right variant of the kernels, the right answer.
 
     sudo python tests/optin/installers/processors.py FILE.deb [--work FOLDER] [--cpu NAME ...]
 
-Needs qemu-user and binfmt_misc: the program's file gets an ending of its own that Linux is told to run in qemu, so
-the processes that it starts itself are emulated as well. An instruction that the processor lacks ends a process
-with SIGILL, as it would there. Minutes for each processor.
+Needs qemu-user and binfmt_misc: the program's file gets a separate ending that Linux runs in qemu, so the
+processes that it starts are emulated too. An instruction that the CPU lacks ends a process with SIGILL, as on real
+hardware. Takes minutes per CPU.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Opt-in: the Windows installer under wine, around a stub: install, upgrade, refuse, uninstall, all silent.
+"""Opt-in: runs the Windows installer under wine, around a stub: install, upgrade, refuse, uninstall, all silent.
 
     python tests/optin/installers/windows.py [--work FOLDER]
 
-Needs makensis, 64-bit wine and x86_64-w64-mingw32-gcc (Debian: nsis, wine64, gcc-mingw-w64-x86-64). wine keeps
-its files below the work folder. Prints one line a step and ends with 1 at the first that fails. wine is not
-Windows: what passes here was still not run there.
+Needs makensis, 64-bit wine and x86_64-w64-mingw32-gcc (Debian: nsis, wine64, gcc-mingw-w64-x86-64). wine's files
+are below the work folder. Prints one line per step and exits with 1 at the first failure. wine is not Windows:
+this does not replace a run there.
 """
 
 import argparse
