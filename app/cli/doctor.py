@@ -95,7 +95,7 @@ def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
     from engine.onnx import discovery
     from engine.placement import fastflowlm
     from engine.placement.model_settings import open_model_settings
-    from engine.placement.pins import gone_pins
+    from engine.placement.pins import missing_pins
     from engine.remotes import findings as remotes
     from engine.remotes.registry import RemoteRegistry
 
@@ -104,7 +104,7 @@ def _accelerators(machine: "Machine") -> "tuple[Finding, ...]":
     workers = remotes.findings(registry)
     with_workers = replace(machine, devices=(*machine.devices, *registry.devices()))
     return (
-        *gone_pins(with_workers, open_model_settings(user_paths()).pins()),
+        *missing_pins(with_workers, open_model_settings(user_paths()).pins()),
         *unboxed,
         *discovery.findings(discovery.discover(), machine),
         *fastflowlm.findings(machine),

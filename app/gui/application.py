@@ -421,7 +421,7 @@ class Supervisor(QObject):
         if self._starting or self._reported or not self._link.crashed:
             return
         now = time.monotonic()
-        log.warning("the server ended unexpectedly: %s", self._link.exit_words)
+        log.warning("the server ended unexpectedly: %s", self._link.exit_text)
         self._services.models.refresh()
         if self._restarted_at is None or now - self._restarted_at > _TRUST_S:
             self._restarted_at = now

@@ -147,11 +147,15 @@ def note_of(job: Job) -> str:
     if job.state == "queued":
         parts.append(tr("Waiting for its turn"))
     if _has_steps(job):
-        parts += [step_words(progress.phase), f"{formatted.whole(100 * share(progress))} %"]
+        parts += [step_text(progress.phase), f"{formatted.whole(100 * share(progress))} %"]
         if job.state == "paused" and _position(progress.phase) >= _NOT_STORED:
             parts.append(tr("measurements are stored; this step starts again"))
     else:
-        parts += [phase_words(progress.phase), amount_of(progress), translated(progress.note_detail, progress.note)]
+        parts += [
+            job_phase_text(progress.phase),
+            amount_of(progress),
+            translated(progress.note_detail, progress.note),
+        ]
     if job.state == "running":
         if progress.stalled:
             parts.append(tr("no data for a while"))
@@ -173,7 +177,7 @@ def _has_steps(job: Job) -> bool:
     return job.kind is JobKind.QUANTIZE and job.state in {"running", "paused"} and not is_download
 
 
-def phase_words(phase: str) -> str:
+def job_phase_text(phase: str) -> str:
     """The name of a job phase."""
     texts = {
         "planning": tr("Checking the current state"),
@@ -201,13 +205,13 @@ def amount_of(progress: Progress) -> str:
         return f"{formatted.whole(100 * done / total)} %"
     if progress.unit != "bytes":
         return tr("{done} of {total} {unit}").format(
-            done=formatted.whole(done), total=formatted.whole(total), unit=_unit_words(progress.unit)
+            done=formatted.whole(done), total=formatted.whole(total), unit=_unit_text(progress.unit)
         )
     text = tr("{done} of {total}").format(done=formatted.size(done), total=formatted.size(total))
     return f"{text} · {formatted.size(progress.speed)}/s" if progress.speed else text
 
 
-def _unit_words(unit: str) -> str:
+def _unit_text(unit: str) -> str:
     texts = {"settings": tr("settings"), "runs": tr("runs"), "types": tr("precisions")}
     return texts.get(unit, unit)
 
@@ -232,7 +236,7 @@ _QUANTIZE_STEPS: tuple[tuple[str, frozenset[str]], ...] = (
 )
 
 
-def step_words(phase: str) -> str:
+def step_text(phase: str) -> str:
     """The current step, for example `Step 3 of 6: measuring the loss`."""
     position = _position(phase)
     words = _tr("Step {n} of {total}: {what}")

@@ -173,7 +173,7 @@ class ServerLink(Routes):
         return self._process is not None and not self._process.alive
 
     @property
-    def exit_words(self) -> str:
+    def exit_text(self) -> str:
         """Exit code of the crashed server if known, else the last line of its log."""
         code = self._process.exit_code if self._process is not None else None
         return f"exit code {code}" if code is not None else self._log_tail()

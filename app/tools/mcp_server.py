@@ -84,7 +84,7 @@ class McpServer:
             self.stop()
             if self._refused and self._sign_in is None and not self._has_key():
                 raise SignInNeeded(self.config.name) from error
-            reason = shown_text(_reason(error))[:400] + self._last_words()
+            reason = shown_text(_reason(error))[:400] + self._last_lines()
             raise ToolRefused(f"The MCP server {self.config.name} did not start: {reason}") from error
 
     def learn(self) -> None:
@@ -123,7 +123,7 @@ class McpServer:
         self._session = self._portal = None
         self._stack.close()
 
-    def _last_words(self) -> str:
+    def _last_lines(self) -> str:
         lines = self._errors.decode("utf-8", "replace").strip().splitlines()
         return f" (it said: {shown_text(lines[-1])[:300]})" if lines else ""
 

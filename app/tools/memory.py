@@ -26,7 +26,7 @@ _HARMLESS: Final = frozenset({MEMORY, CALCULATOR})
 Embed = Callable[[Sequence[str], Literal["query", "passage"]], Sequence[Sequence[float]] | None]
 
 
-def saved_unasked(setting: str, names: Collection[str], *, foreign: bool) -> bool:
+def saves_without_asking(setting: str, names: Collection[str], *, foreign: bool) -> bool:
     """Return whether facts are saved without a question in a chat with these sources.
 
     `foreign`: the chat has files or documents, which may say what to remember.
@@ -50,7 +50,7 @@ def recalled(stored: Sequence[Memory], question: str, embed: Embed, n_ctx: int =
     limit = min(MAX_RECALLED_CHARS, round(n_ctx * _CHARS_OF_CONTEXT) or MAX_RECALLED_CHARS)
     if sum(len(memory.text) for memory in stored) <= limit:
         return tuple(stored)
-    scores = _by_meaning(stored, question, embed) or _by_words(stored, question)
+    scores = _by_meaning(stored, question, embed) or _keyword_scores(stored, question)
     chosen: set[int] = set()
     size = 0
     for place in sorted(range(len(stored)), key=lambda place: (-scores[place], place)):
@@ -78,7 +78,7 @@ def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
     return sum(a * b for a, b in zip(one, other, strict=True)) / size if size else 0.0
 
 
-def _by_words(stored: Sequence[Memory], question: str) -> list[float]:
+def _keyword_scores(stored: Sequence[Memory], question: str) -> list[float]:
     """Number of words that each fact shares with the question; rare words count more."""
     words = [set(_WORD.findall(memory.text.casefold())) for memory in stored]
     question_words = set(_WORD.findall(question.casefold()))

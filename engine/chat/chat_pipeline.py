@@ -354,7 +354,7 @@ def end_notes(done: Done) -> tuple[str, ...]:
     )
 
 
-def is_begun(messages: Sequence[Message]) -> bool:
+def ends_with_partial_answer(messages: Sequence[Message]) -> bool:
     """Whether the conversation ends with the start of a response, which is to be continued."""
     last = messages[-1] if messages else None
     return last is not None and last.role == "assistant" and not last.tool_calls and bool(last.text())

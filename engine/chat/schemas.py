@@ -328,7 +328,7 @@ def _tidy(schema: Schema, root: Schema) -> Schema:
         out = {key: value for key, value in out.items() if key in _BESIDE_REFERENCES}
     if schema is not root:
         out.pop("$schema", None)
-    _tidy_beside_references(out, root)
+    _tidy_reference_siblings(out, root)
     change_parts(out, lambda part, _: _tidy(part, root))
     if "not" in out and _allows_anything(out["not"]):
         return False  # a schema that forbids every value matches nothing
@@ -346,7 +346,7 @@ def _tidy(schema: Schema, root: Schema) -> Schema:
     return out
 
 
-def _tidy_beside_references(out: dict[str, Any], root: Schema) -> None:
+def _tidy_reference_siblings(out: dict[str, Any], root: Schema) -> None:
     """Remove keywords without effect next to branches: next to a reference to itself, none can be compiled."""
     listed = [out[key] for key in ("anyOf", "oneOf") if isinstance(out.get(key), list)]
     listed += [[{"$ref": out["$ref"]}]] if "$ref" in out else []

@@ -354,13 +354,13 @@ def _denied(text: str, window: str, stems: Callable[[str], list[str]]) -> bool:
     own = [
         denial.scope
         for denial in denials
-        if not _is_said(denial, source_denials, source_refused)
+        if not _is_stated(denial, source_denials, source_refused)
         and (denial.scope <= source_stems or not any(denial.clause & other.clause for other in source_denials))
     ]
     others = [
         denial.scope
         for denial in source_denials
-        if not _is_said(denial, denials, refused)
+        if not _is_stated(denial, denials, refused)
         and not any(denial.clause & other.clause and not other.scope <= source_stems for other in denials)
     ]
     if _ONLY.search(window) and len(denials) + len(refused) > 1:
@@ -382,7 +382,7 @@ class Denial(msgspec.Struct, frozen=True):
     clause: set[str]
 
 
-def _is_said(denial: Denial, others: Sequence[Denial], refused: Sequence[set[str]]) -> bool:
+def _is_stated(denial: Denial, others: Sequence[Denial], refused: Sequence[set[str]]) -> bool:
     """Return True if one of the other text's denials denies the same, or its clause refuses it ("is excluded")."""
     return any(
         denial.scope & other.scope or (other.scope == other.clause and denial.clause & other.scope)
@@ -476,7 +476,7 @@ def _bound_elsewhere(clause: str, window: Window, stems: Callable[[str], list[st
                 if not forms & numbers.keys() and any(form[:1].isdigit() for form in forms)
             ]
             strange = words - set().union(*own) if own else set()
-            strange -= _said_before(words, [text for text, _ in pieces], own)
+            strange -= _stated_before(words, [text for text, _ in pieces], own)
             if any(strange & other and _alike(other, own) for other in others):
                 return True
             if strange & _next_to_others(part, numbers, stems):
@@ -484,7 +484,7 @@ def _bound_elsewhere(clause: str, window: Window, stems: Callable[[str], list[st
     return False
 
 
-def _said_before(words: set[str], pieces: Sequence[set[str]], own: Sequence[set[str]]) -> set[str]:
+def _stated_before(words: set[str], pieces: Sequence[set[str]], own: Sequence[set[str]]) -> set[str]:
     """The words that a part shares with an earlier one: "exported" in "Norway exported 2.9 million, Iceland 1.1".
 
     Such a part names what it is about, and the earlier one does not.

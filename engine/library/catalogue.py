@@ -440,7 +440,7 @@ class Catalogue:
                 if old.origin.kind not in _OWN:  # its files belong to the library now, or to another application
                     old = msgspec.structs.replace(old, origin=origin)
         ident = old.id if old else self._new_id(path, candidate, origin, entries)
-        card = origins.card_beside(path)
+        card = origins.adjacent_card(path)
         entry = ModelEntry(
             id=ident,
             name=origins.card_title(card) if card is not None else _display_name(candidate),
@@ -451,7 +451,7 @@ class Catalogue:
             added_at=old.added_at if old else time.time(),
             folder=candidate.folder,
             projector=candidate.projector,
-            report=origins.report_beside(path),
+            report=origins.adjacent_report(path),
             card=str(card) if card is not None else None,
             inspected=_INSPECTION,
             problem=sentence(problem) or None,

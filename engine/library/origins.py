@@ -40,13 +40,13 @@ def read_note(folder: Path) -> DownloadNote | None:
         return None
 
 
-def report_beside(path: Path) -> str | None:
+def adjacent_report(path: Path) -> str | None:
     """Path of Tessera's quantization report for this file, or None."""
     report = _report_path(path)
     return str(report) if path.suffix == ".gguf" and report.is_file() else None
 
 
-def card_beside(path: Path) -> Path | None:
+def adjacent_card(path: Path) -> Path | None:
     """The model card of a model that came with the installation."""
     card = path.with_suffix(".md")
     return card if is_installed(path) and card.is_file() else None
@@ -68,7 +68,7 @@ def of(path: Path, paths: Paths, app: str | None) -> Origin:
         return Origin(kind="linked", app=app, repo=_cache_repository(path))
     note = _note_above(path, paths.models)
     if note is None:
-        return Origin(kind="built" if report_beside(path) else "file")
+        return Origin(kind="built" if adjacent_report(path) else "file")
     return _from_note(note, path, "hub")
 
 

@@ -33,7 +33,7 @@ def check_pin(machine: Machine, device: str) -> None:
         raise InputFault(f"{device!r} is not a device here; use one of {', '.join(sorted(names))}.", "device")
 
 
-def gone_pins(machine: Machine, pins: dict[str, str]) -> tuple[Finding, ...]:
+def missing_pins(machine: Machine, pins: dict[str, str]) -> tuple[Finding, ...]:
     """A finding for each model whose pinned device is not usable here now; `pins`: model id to device."""
     names = {name.lower() for name in device_names(machine)}
     return tuple(

@@ -94,7 +94,7 @@ class ExternalRunner(UpstreamRunner):
         if self._stopping or self._process is None or self._process.returncode is None:
             return None
         code = self._process.returncode
-        ended = because("external_ended", engine=self._title, code=code, said=self._last_words())
+        ended = because("external_ended", engine=self._title, code=code, said=self._last_lines())
         return RunnerDied(code, ended, tuple(self._lines)[-20:])
 
     async def load(
@@ -147,7 +147,7 @@ class ExternalRunner(UpstreamRunner):
                 if self._stopped:  # the program no longer replies: a new one replaces it
                     self.kill()
                 raise
-            what, last_words = "external_broke_off" if has_started else "external_ended", self._last_words()
+            what, last_words = "external_broke_off" if has_started else "external_ended", self._last_lines()
             raise ExternalFailed(because(what, engine=self._title, code=died.exit_code, said=last_words)) from died
 
     async def _ready(
@@ -169,7 +169,7 @@ class ExternalRunner(UpstreamRunner):
         raise ExternalFailed(self._not_started("external_silent", kind, seconds=kind.ready_s))
 
     def _not_started(self, what: str, kind: ExternalKind, **values: float) -> Reason:
-        reason = because(what, engine=self._title, said=self._last_words(), **values)
+        reason = because(what, engine=self._title, said=self._last_lines(), **values)
         return because("external_advice", what=reason, advice=kind.advice) if kind.advice else reason
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
@@ -183,7 +183,7 @@ class ExternalRunner(UpstreamRunner):
             pass
         await process.wait()
 
-    def _last_words(self) -> str:
+    def _last_lines(self) -> str:
         errors = [line for line in self._lines if "error" in line.lower()]
         return (errors or list(self._lines) or ["it said nothing"])[-1]
 

@@ -155,7 +155,7 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min {remainder} s" if minutes else f"{remainder} s"
 
 
-def goal_words(plan: QuantPlan) -> str:
+def goal_text(plan: QuantPlan) -> str:
     """The goal of a plan, as stored in the file's metadata."""
     goal = plan.goal
     if goal.kind == "mix":
@@ -174,7 +174,7 @@ def provenance_of(report: QuantizeReport, tier: Tier) -> Provenance:
         tier=tier,
         rounding=Rounding.STOCK if report.shipped == "stock" else report.rounding,
         smoothed=bool(report.smoothed),
-        goal=goal_words(plan),
+        goal=goal_text(plan),
         source_sha256=report.source_sha256,
         imatrix_sha256=plan.evidence.imatrix_sha256,
         evidence_sha256=plan.evidence.sensitivity_sha256,

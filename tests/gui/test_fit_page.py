@@ -10,7 +10,7 @@ from PySide6.QtCore import QPoint
 from PySide6.QtWidgets import QFileDialog, QPushButton
 
 from app.gui import formatted
-from app.gui.job_card import JobCard, note_of, step_words
+from app.gui.job_card import JobCard, note_of, step_text
 from app.gui.jobs import Jobs
 from app.gui.quantize.page import FitPage
 from app.gui.quantize.report import report_card
@@ -106,14 +106,14 @@ def test_while_the_first_sizes_are_calculated_the_page_says_so(qtbot, fit, serve
 
     server.routes["POST", "/tessera/v1/quantize/plan"] = held
     fit._on_model()
-    assert fit.size_words.text() == "Calculating the sizes…"
+    assert fit.size_text.text() == "Calculating the sizes…"
     release.set()
     qtbot.waitUntil(fit.start.isEnabled)
-    assert "bits" in fit.size_words.text()
+    assert "bits" in fit.size_text.text()
     server.routes["POST", "/tessera/v1/quantize/plan"] = (500, {"error": {"message": "the disk is away"}})
     fit._on_model()
     qtbot.waitUntil(fit.banner.isVisible)
-    assert fit.size_words.text() == "", "nothing is calculated any more"
+    assert fit.size_text.text() == "", "nothing is calculated any more"
 
 
 def test_a_late_forecast_of_the_model_before_hides_no_message(qtbot, fit, server, services):
@@ -548,7 +548,7 @@ def test_the_time_left_is_the_jobs_own_however_long_it_waited(qapp):
 
 def test_the_phases_of_a_job_are_six_steps_in_plain_words(qapp):
     phases = ["hash", "convert", "survey", "moments", "errors", "alpha", "plan", "round", "write", "verify", "gate"]
-    told = [step_words(phase) for phase in phases]
+    told = [step_text(phase) for phase in phases]
     assert told == sorted(told), "in the order in which they happen"
     assert told[0] == "Step 1 of 6: reading the model"
     assert told[4] == told[5] == "Step 3 of 6: measuring quality loss"

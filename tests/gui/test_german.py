@@ -295,7 +295,7 @@ def test_the_steps_after_connecting_a_program_are_known(capabilities):
 def test_a_plain_text_is_german_to_its_innermost_part(german):
     from app.code.agent import sandbox
     from app.code.errors import FileChanged, PathRefused
-    from app.gui.chat.tools_panel import decision_words
+    from app.gui.chat.tools_panel import decision_text
     from app.gui.reasons import error_message, known_text
     from app.imports.types import ImportFailed
     from app.tools.mcp_config import BadMcpConfig, parse_servers
@@ -321,7 +321,7 @@ def test_a_plain_text_is_german_to_its_innermost_part(german):
         "sie enthält nur 3 der 40 Zeilen der Datei, ist also vielleicht nur ein Teil davon"
     )
     assert known_text("nothing that Tessera says") == "nothing that Tessera says"
-    assert decision_words("read_page") == "Benutzung von read_page aus Web"
+    assert decision_text("read_page") == "Benutzung von read_page aus Web"
     # An error of the window's own process that states a fact, like one of the server.
     lacking = because("only_in_sandbox", why=because("no_bubblewrap"))
     assert error_message(InputFault(lacking)) == (
@@ -333,14 +333,14 @@ def test_a_plain_text_is_german_to_its_innermost_part(german):
 
 
 def test_what_the_first_screen_says_about_a_gpu_is_german_to_its_innermost_part(german):
-    from app.gui.devices.facts import gpu_words
+    from app.gui.devices.facts import gpu_text
 
     gpu = Device(
         id="0000:01", kind="dgpu", vendor="NVIDIA", name="RTX 4060", state="present", memory=Memory(),
         reason="no Vulkan driver for NVIDIA is installed",
         fix_hint=nvidia_driver(Distribution(family="fedora")) + " Tessera then installs its kernels itself.",
     )  # fmt: skip
-    assert gpu_words(machine(devices=(gpu,))) == (
+    assert gpu_text(machine(devices=(gpu,))) == (
         "GPU: RTX 4060 wird nicht benutzt: kein Vulkan-Treiber für NVIDIA ist installiert. "
         "Installieren Sie den Treiber von NVIDIA aus der Paketquelle RPM Fusion nonfree (vorher aktivieren): "
         "„sudo dnf install akmod-nvidia xorg-x11-drv-nvidia-cuda“, dann neu starten. "

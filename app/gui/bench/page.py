@@ -23,7 +23,7 @@ from app.gui.bench.plots import BusyPlot, SpeedPlot, plots_image
 from app.gui.jobs import Jobs
 from app.gui.reasons import failure_of, translated
 from app.gui.widgets.basics import Banner, EmptyState, Page, button, card, holding, label, row, stack
-from app.gui.widgets.chart import value_words
+from app.gui.widgets.chart import value_text
 from app.gui.widgets.flow import Flow
 from app.gui.widgets.popups import ComboBox, entries_of, file_dialog
 from engine.api.jobs import BenchPartial, Job, JobKind, Measured, TuneReport, partial_of, result_of
@@ -223,11 +223,11 @@ class BenchPage(Page):
         self._curve = curve
         for plot in (self.decode, self.prefill):
             plot.show_curve(curve)
-        self.off.setText(self._forecast_words(curve))
+        self.off.setText(self._forecast_text(curve))
         self.off.setVisible(bool(curve.forecast))
         self._draw()
 
-    def _forecast_words(self, curve: SpeedCurve) -> str:
+    def _forecast_text(self, curve: SpeedCurve) -> str:
         """The forecast's error where it was measured, or its likely error where it was not."""
         if not curve.measured:
             text = self.tr(
@@ -244,10 +244,10 @@ class BenchPage(Page):
         )
         return text.format(
             n=formatted.whole(first.length),
-            decode=value_words(first.decode_tok_s),
-            decode_forecast=value_words(near.decode_tok_s),
-            prefill=value_words(first.prefill_tok_s),
-            prefill_forecast=value_words(near.prefill_tok_s),
+            decode=value_text(first.decode_tok_s),
+            decode_forecast=value_text(near.decode_tok_s),
+            prefill=value_text(first.prefill_tok_s),
+            prefill_forecast=value_text(near.prefill_tok_s),
         )
 
     def _show_utilization(self) -> None:

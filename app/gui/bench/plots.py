@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QWidget
 from app.gui import formatted
 from app.gui.theme import Theme
 from app.gui.widgets.basics import label, stack
-from app.gui.widgets.chart import Chart, ChartKey, KeyEntry, value_words
+from app.gui.widgets.chart import Chart, ChartKey, KeyEntry, value_text
 from engine.api.measuring import Point, SpeedCurve
 from engine.api.stats import Usage
 
@@ -115,7 +115,7 @@ class SpeedPlot(_Titled):
 
     def _point_text(self, name: str, length: float, speed: float) -> str:
         text = self.tr("{name}: {speed} tokens/s at {n} tokens")
-        return text.format(name=name, speed=value_words(speed), n=formatted.whole(length))
+        return text.format(name=name, speed=value_text(speed), n=formatted.whole(length))
 
 
 def _bars(xs: list[float], ys: list[float], low: list[float], high: list[float], pen: Any) -> Any:

@@ -68,7 +68,7 @@ def _energy(timings: Timings) -> list[str]:
     return [_tr("{n} J").format(n=number(joules, 1 if joules < _EXACT_BELOW else 0))]
 
 
-def runaway_words(message: Message) -> str:
+def runaway_note(message: Message) -> str:
     """Why the loop guard stopped this response, or ""."""
     loop = message.facts.runaway
     if loop is None:

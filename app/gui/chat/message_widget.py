@@ -13,7 +13,7 @@ from app.answer_facts import ToolCall
 from app.db.records import Message
 from app.generation_phase import GenerationPhase
 from app.gui import formatted
-from app.gui.chat.answer_stats import FactsLine, answer_facts, runaway_words
+from app.gui.chat.answer_stats import FactsLine, answer_facts, runaway_note
 from app.gui.chat.composer import MOST_CHIPS
 from app.gui.chat.message_editor import MessageEditor
 from app.gui.chat.phase_label import PhaseLabel
@@ -344,7 +344,7 @@ class MessageWidget(ColumnItem):
         if message.status == "interrupted":
             note = label(self.tr("Interrupted: this is the text received so far."), "small", wrap=True)
             self._column.addWidget(note)
-        ended = runaway_words(message)
+        ended = runaway_note(message)
         if ended and message.status == "complete":
             frame = framed("note")
             line = row(label(ended, "small", wrap=True), margins=(16, 8, 16, 8), grow=0)

@@ -251,7 +251,7 @@ class Sidebar(QFrame):
                 archived.append(item)
                 continue
             if key not in groups:
-                groups[key] = self._group(self._age_words(str(key)), key)
+                groups[key] = self._group(self._age_title(str(key)), key)
             groups[key].appendRow(item)
         if archived:
             groups["archived"] = self._group(self.tr("Archived"), "archived")
@@ -266,7 +266,7 @@ class Sidebar(QFrame):
         folder_id, self._named_next = self._named_next, 0
         self._edit_name(folder_id, FOLDER)
 
-    def _age_words(self, age: str) -> str:
+    def _age_title(self, age: str) -> str:
         texts = {
             "today": self.tr("Today"),
             "yesterday": self.tr("Yesterday"),

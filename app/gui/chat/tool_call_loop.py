@@ -75,7 +75,7 @@ class ToolTurns(QObject):
 
         def work() -> "tuple[Toolset, tuple[ToolSpec, ...], list[str], tuple[Memory, ...]]":
             from app.tools.catalogue import open_sources
-            from app.tools.memory import MemoryTool, saved_unasked
+            from app.tools.memory import MemoryTool, saves_without_asking
             from app.tools.toolset import Toolset
 
             sources, problems = open_sources([name for name in names if name != MEMORY], folder, servers, consent)
@@ -84,7 +84,9 @@ class ToolTurns(QObject):
                 memory = MemoryTool(self._services.store, chat.folder_id)
                 sources.append(memory)
                 recalled = memory.found(question, self._embedded, n_ctx)
-            toolset = Toolset(sources, consent, {MEMORY} if saved_unasked(setting, names, foreign=foreign) else ())
+            toolset = Toolset(
+                sources, consent, {MEMORY} if saves_without_asking(setting, names, foreign=foreign) else ()
+            )
             return toolset, toolset.specs(), problems, recalled
 
         def done(result: "tuple[Toolset, tuple[ToolSpec, ...], list[str], tuple[Memory, ...]]") -> None:

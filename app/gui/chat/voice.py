@@ -335,12 +335,12 @@ class Dictation(QObject):
         sound, run = self._transcript.sound(), self._run
         self._services.background.run(
             lambda: self._services.api.transcribe(sound),
-            lambda speech: self._on_words(run, speech, last=last),
-            lambda error: self._on_no_words(run, error),
+            lambda speech: self._on_speech(run, speech, last=last),
+            lambda error: self._on_no_speech(run, error),
             self,
         )
 
-    def _on_words(self, run: int, speech: SpokenText, *, last: bool) -> None:
+    def _on_speech(self, run: int, speech: SpokenText, *, last: bool) -> None:
         if run != self._run or self._text is None:
             return
         self._asking = False
@@ -356,7 +356,7 @@ class Dictation(QObject):
         elif self._transcript.new_s >= _EVERY_S:
             self._ask()
 
-    def _on_no_words(self, run: int, error: Exception) -> None:
+    def _on_no_speech(self, run: int, error: Exception) -> None:
         if run == self._run:
             self.cancel()
             self._on_error(error)

@@ -13,11 +13,11 @@ from app.gui.devices.facts import plain_summary
 from app.gui.library.recommended import (
     ListDate,
     download_name,
-    download_words,
+    download_text,
     name_row,
+    proposal_text,
     recommendation,
     size_of,
-    want_words,
 )
 from app.gui.widgets.basics import (
     button,
@@ -171,13 +171,13 @@ class Welcome(QScrollArea):
             if proposal.expected_tok_s:
                 speed = self.tr("about {n} tokens/s").format(n=formatted.speed(proposal.expected_tok_s))
                 facts = f"{facts} · {speed}"
-            facts = f"{facts} · {download_words(size_of(proposal))}"
+            facts = f"{facts} · {download_text(size_of(proposal))}"
             name = formatted.model_name(starter.repo)
             get = button(self.tr("Download"), self._puller(starter.id), "primary" if proposal.recommended else "")
             get.setAccessibleName(download_name(proposal))
             line = row(spacing=16)
             why = recommendation(proposal)
-            purpose = label(want_words(proposal), wrap=True)
+            purpose = label(proposal_text(proposal), wrap=True)
             text = stack(name_row(name, proposal), purpose, label(facts, "small", wrap=True), spacing=2)
             if why:
                 text.addWidget(label(why, "small", wrap=True))

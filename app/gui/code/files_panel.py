@@ -166,9 +166,9 @@ class FilesPanel(QWidget):
         self.edits.setVisible(bool(hunks))
         self.hint.setVisible(not hunks)
         if hunks:
-            self.count.setText(self._count_words(hunks))
+            self.count.setText(self._count_text(hunks))
 
-    def _count_words(self, hunks: Sequence[InlineHunk]) -> str:
+    def _count_text(self, hunks: Sequence[InlineHunk]) -> str:
         one = len(hunks) == 1
         if not any(hunk.is_written for hunk in hunks):
             words = (

@@ -98,7 +98,7 @@ def _billions(num_bytes: int) -> int:
     return max(1, round(num_bytes * _USABLE_FRACTION * _PARAMETERS_AT_4_BITS / 1e9))
 
 
-def gpu_words(machine: Machine) -> str:
+def gpu_text(machine: Machine) -> str:
     """What set-up and `tessera doctor` print about the GPUs: a line for each."""
     return "\n".join(
         formatted.without_ticks(line) for line in gpu_lines(machine, lambda text: known_text(tr(text)))
@@ -110,7 +110,7 @@ def rank(device: Device) -> int:
     return {"dgpu": 3, "igpu": 2, "cpu": 1}.get(device.kind, 0) if device.state == "usable" else -1
 
 
-def backend_words(name: str) -> str:
+def backend_text(name: str) -> str:
     """A backend's description, or its product name."""
     return tr(BACKENDS[name]) if name in BACKENDS else _PRODUCTS.get(name, name)
 
@@ -136,7 +136,7 @@ def device_facts(device: Device) -> str:
     if device.memory.bandwidth_gbs:
         parts.append(tr("{n} GB/s").format(n=formatted.whole(device.memory.bandwidth_gbs)))
     usable = [
-        backend_words(run.backend)
+        backend_text(run.backend)
         for run in device.runtimes
         if run.state == "usable" and run.backend not in _RUNS_NOTHING_ALONE
     ]

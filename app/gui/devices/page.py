@@ -14,9 +14,9 @@ from app.gui import formatted
 from app.gui.app_context import AppContext
 from app.gui.devices.facts import (
     KINDS,
-    backend_words,
+    backend_text,
     device_facts,
-    gpu_words,
+    gpu_text,
     live_facts,
     pool_shares,
     summary,
@@ -135,7 +135,7 @@ class DevicesPage(Page):
 
     def _show_machine(self, machine: Machine) -> None:
         self._services.models.machine = machine
-        self.set_subtitle(f"{summary(machine)}\n{gpu_words(machine)}")
+        self.set_subtitle(f"{summary(machine)}\n{gpu_text(machine)}")
         clear(self._devices)
         self._live.clear()
         self._devices.addWidget(label(self.tr("Devices"), "strong"))
@@ -144,7 +144,7 @@ class DevicesPage(Page):
         clear(self._backends)
         if machine.backends:
             self._backends.addWidget(label(self.tr("Devices that can run models"), "strong"))
-            rows = [self._state_rows(backend_words(backend.backend), backend) for backend in machine.backends]
+            rows = [self._state_rows(backend_text(backend.backend), backend) for backend in machine.backends]
             self._backends.addWidget(card(*rows, spacing=12))
         if machine.findings:
             self._backends.addWidget(label(self.tr("Possible improvements"), "strong"))

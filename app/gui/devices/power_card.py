@@ -31,7 +31,7 @@ class PowerCard(QFrame):
         self.mode = ComboBox(self.tr("Mode"))
         self.mode.addItem(self.tr("Server's start options"), None)
         for mode in get_args(Mode):
-            self.mode.addItem(_mode_words(mode), mode)
+            self.mode.addItem(_mode_text(mode), mode)
         self.mode.currentIndexChanged.connect(lambda _: self._refresh_button())
         self.cap = self._number(self.tr("Power limit"), 1, 10_000)
         self.battery = self._number(self.tr("Battery budget"), 0.1, 100)
@@ -121,7 +121,7 @@ def _now(state: PowerState) -> str:
     return " ".join(part for part in (drawn, saver, pause, battery) if part)
 
 
-def _mode_words(mode: Mode) -> str:
+def _mode_text(mode: Mode) -> str:
     return {"quiet": _tr("Quiet"), "balanced": _tr("Balanced"), "fast": _tr("Fast")}[mode]
 
 

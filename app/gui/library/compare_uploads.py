@@ -112,7 +112,7 @@ class CompareUploads(QFrame):
         facts = [formatted.size(loss.size_bytes)]
         if loss.bits_per_weight:
             facts.append(_tr("{n} bits per weight").format(n=formatted.decimal(loss.bits_per_weight, 2)))
-        facts.append(loss_words(loss))
+        facts.append(loss_text(loss))
         head = Flow(spacing=8)
         head.add(label(loss.name, "strong", wrap=True))
         if chip := multiple_chip(loss, least):
@@ -147,7 +147,7 @@ def multiple_chip(loss: UploadLoss, least: float) -> QLabel | None:
     return chip
 
 
-def loss_words(loss: UploadLoss) -> str:
+def loss_text(loss: UploadLoss) -> str:
     """The expected loss with its range, or why there is none."""
     if loss.kld is None:
         return translated(loss.problem_detail, loss.problem)

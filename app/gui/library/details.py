@@ -7,7 +7,7 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QDialog, QFrame, QGridLayout, QPlainTextEdit, QScrollArea, QWidget
 
 from app.gui import formatted
-from app.gui.library.model_card import capability_words, facts_of, origin_words
+from app.gui.library.model_card import capability_text, facts_of, origin_text
 from app.gui.markdown.view import MarkdownView
 from app.gui.theme import Theme
 from app.gui.widgets.basics import button, label, row, rule, stack
@@ -103,9 +103,9 @@ def _rows(model: Model) -> list[tuple[str, str]]:
     rows = [
         (_tr("API identifier"), model.id),
         (_tr("File"), model.path),
-        (_tr("From"), origin_words(model.origin)),
+        (_tr("From"), origin_text(model.origin)),
         (_tr("Licence"), details.license or _tr("not stated")),
-        (_tr("Capabilities"), ", ".join(map(capability_words, model.capabilities))),
+        (_tr("Capabilities"), ", ".join(map(capability_text, model.capabilities))),
     ]
     by_source: dict[str, list[str]] = {}
     for name, fact in model.sampling.items():

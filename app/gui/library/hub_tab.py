@@ -14,19 +14,19 @@ from app.gui.jobs import Jobs
 from app.gui.library.compare_uploads import (
     CompareUploads,
     least_loss,
-    loss_words,
+    loss_text,
     multiple_chip,
     quantized_options,
 )
-from app.gui.library.model_card import ability_words
+from app.gui.library.model_card import ability_texts
 from app.gui.library.recommended import (
     ListDate,
     download_name,
-    download_words,
+    download_text,
     name_row,
+    proposal_text,
     recommendation,
     size_of,
-    want_words,
 )
 from app.gui.reasons import answer_awaited, error_message, known_text, translated
 from app.gui.widgets.basics import Banner, button, card, clear, label, row, search_field, stack, when_released
@@ -140,7 +140,7 @@ class HubTab(QWidget):
             facts = " · ".join(
                 part
                 for part in (
-                    want_words(proposal),
+                    proposal_text(proposal),
                     self.tr("by {publisher}").format(publisher=starter.repo.partition("/")[0]),
                     self.tr("{n} parameters").format(n=formatted.count(starter.parameters)),
                     self.tr("about {n}").format(n=formatted.size(size_of(proposal))),
@@ -303,9 +303,9 @@ class HubTab(QWidget):
                 )
             )
         if verdict and verdict.fits and verdict.decode_tok_s:
-            facts.append(speed_words(verdict.decode_tok_s, verdict.measured_on))
+            facts.append(speed_text(verdict.decode_tok_s, verdict.measured_on))
         if loss is not None:
-            facts.append(loss_words(loss))
+            facts.append(loss_text(loss))
         get = button(
             self.tr("Download"),
             self._puller(repo, choice.label),
@@ -365,7 +365,7 @@ def _about_card(plan: RepoPlan) -> QFrame:
     if any("mmproj" in file.name.lower() for file in repository.files):
         abilities.add("vision")
     chips = Flow(spacing=4)
-    for words in (repository.license or "", *ability_words(abilities)):
+    for words in (repository.license or "", *ability_texts(abilities)):
         if words:
             chips.add(label(words, "chip"))
     text = stack(label(name or publisher, "strong"), label(" · ".join(facts), "small", wrap=True), chips, spacing=4)
@@ -378,7 +378,7 @@ def _tr(text: str) -> str:
     return QCoreApplication.translate("HubTab", text)
 
 
-def speed_words(tok_s: float, measured_on: str | None) -> str:
+def speed_text(tok_s: float, measured_on: str | None) -> str:
     """Expected speed of a file that is not downloaded, and whether it was measured."""
     texts = {
         "stand-in": QCoreApplication.translate("HubTab", "about {n} tok/s here (measured on a simulated model)"),
@@ -436,7 +436,7 @@ class FitFromHub(QFrame):
         text = self.tr(
             "Downloads the original ({size}; {time}). Then chooses a precision for every tensor, so that the model "
             "loses least, and compares the file with the usual one of its size."
-        ).format(size=formatted.size(size), time=download_words(size))
+        ).format(size=formatted.size(size), time=download_text(size))
         controls = Flow(spacing=8)
         for control in (self.target, self.tier, self.delete):
             controls.add(control)

@@ -84,7 +84,7 @@ class ModelCard(QFrame):
         ):
             control.setAccessibleName(verb.format(name=name))
         more = IconButton(theme, "more", self.tr("More about {name}").format(name=name), lambda: self._menu(more))
-        published = label(publication_words(model), "small", wrap=True)
+        published = label(publication_text(model), "small", wrap=True)
         text = stack(title, facts, *((published,) if published.text() else ()), chips, spacing=4)
         line = row(spacing=16)
         line.addWidget(mosaic, 0, Qt.AlignmentFlag.AlignTop)
@@ -157,18 +157,18 @@ def facts_of(model: Model) -> str:
     return " · ".join(parts)
 
 
-def capability_words(name: str) -> str:
+def capability_text(name: str) -> str:
     """The name of a capability."""
     plain = {"chat": _tr("chat"), "completion": _tr("completion")}
     return _tr(_CAN[name]) if name in _CAN else plain.get(name, name)
 
 
-def ability_words(names: Collection[str]) -> list[str]:
+def ability_texts(names: Collection[str]) -> list[str]:
     """The special abilities among these, in the order of the cards."""
     return [_tr(words) for name, words in _CAN.items() if name in names]
 
 
-def publication_words(model: Model) -> str:
+def publication_text(model: Model) -> str:
     """Publisher, licence and the day on which the model was added, as far as known."""
     parts = []
     if model.origin.repo:
@@ -189,7 +189,7 @@ def app_title(app: str) -> str:
     return _APPS.get(app, app)
 
 
-def origin_words(origin: Origin) -> str:
+def origin_text(origin: Origin) -> str:
     """A model's origin: repository or owning application if known."""
     return (
         origin.repo

@@ -23,7 +23,7 @@ from app.gui.library.details import DetailsDialog
 from app.gui.library.hub_tab import HubTab
 from app.gui.library.linked_folders import LinkedFoldersDialog
 from app.gui.library.load_dialog import LoadDialog
-from app.gui.library.model_card import ModelCard, capability_words
+from app.gui.library.model_card import ModelCard, capability_text
 from app.gui.reasons import answer_awaited, error_message, failure_of
 from app.gui.widgets.basics import (
     Banner,
@@ -524,7 +524,7 @@ def arranged(
     def has(model: Model) -> bool:
         details = model.details
         facts = (model.name, model.id, details.architecture, details.quantization, model.format)
-        text = " ".join((*(fact or "" for fact in facts), *map(capability_words, model.capabilities))).casefold()
+        text = " ".join((*(fact or "" for fact in facts), *map(capability_text, model.capabilities))).casefold()
         return all(word in text for word in words)
 
     keys: dict[str, Callable[[Model], object]] = {

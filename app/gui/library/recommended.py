@@ -32,7 +32,7 @@ def recommendation(proposal: Proposal) -> str:
     return texts[proposal.recommended]
 
 
-def want_words(proposal: Proposal) -> str:
+def proposal_text(proposal: Proposal) -> str:
     """The main use of the model, else its purpose."""
     texts = {
         "fast": _tr("Fast: short questions, older computers"),
@@ -47,7 +47,7 @@ def size_of(proposal: Proposal) -> int:
     return proposal.download_bytes or proposal.expected_bytes
 
 
-def download_words(num_bytes: int) -> str:
+def download_text(num_bytes: int) -> str:
     """How long the download takes on a usual connection."""
     seconds = num_bytes * 8 / _USUAL_BITS_S
     return _tr("download about {time} at 100 Mbit/s").format(time=formatted.duration(seconds))

@@ -31,7 +31,7 @@ def report_card(theme: Theme, report: QuantizeReport) -> QFrame:
         heads.append(_tr("llama.cpp {name}").format(name=report.stock_mix or ""))
     for column, text in enumerate(heads):
         grid.addWidget(label(text, "small"), 0, column)
-    notes = [label(text, wrap=True) for text in [*own_words(report), *gate_words(report), *_how(report)]]
+    notes = [label(text, wrap=True) for text in [*own_file_texts(report), *gate_texts(report), *_how(report)]]
     if not ours:
         left_out = label(_tr("Not compared: the comparison was skipped."), "small")
         return card(verdict, mosaic, PrecisionLegend(theme), left_out, *notes)
@@ -50,7 +50,7 @@ def _verdict(report: QuantizeReport) -> str:
             "The new file was discarded. Choose a larger file, or measure more thoroughly. The "
             "original is unchanged."
         )
-    if report.shipped == "stock" and _vetoed_ours(report):
+    if report.shipped == "stock" and _is_own_file_rejected(report):
         text = _tr(
             "{size}. Tessera's quantization did the task clearly worse, but the llama.cpp preset "
             "{name} did not, so the preset was written."
@@ -70,11 +70,11 @@ def _verdict(report: QuantizeReport) -> str:
     return size
 
 
-def _vetoed_ours(report: QuantizeReport) -> bool:
+def _is_own_file_rejected(report: QuantizeReport) -> bool:
     return report.gate is not None and report.gate.checks[0].mix == "ours"
 
 
-def gate_words(report: QuantizeReport) -> list[str]:
+def gate_texts(report: QuantizeReport) -> list[str]:
     """Results of the quality gate for each checked file: counts and the interval of the loss."""
     if report.gate is None:
         return []
@@ -116,7 +116,7 @@ def _how(report: QuantizeReport) -> list[str]:
     elif report.stopped:
         lines.append(_tr("Stopped early, before the comparison with the llama.cpp preset."))
     if report.shipped != "stock":
-        lines += grid_words(report.plan)
+        lines += grid_texts(report.plan)
     if report.smoothed:
         text = _tr(
             "{n} of its inputs were smoothed: LoRA adapters of the original work here, but not in other programs."
@@ -127,7 +127,7 @@ def _how(report: QuantizeReport) -> list[str]:
     return lines
 
 
-def grid_words(plan: QuantPlan) -> list[str]:
+def grid_texts(plan: QuantPlan) -> list[str]:
     """The tensors whose weights are already on a grid of their type, by grid."""
     text = _tr("Tensors whose weights already fit {grid} and lose nothing more: {n}")
     lines = [text.format(n=formatted.whole(n), grid=_tr(grid)) for grid, n in exact_counts(plan).items()]
@@ -137,7 +137,7 @@ def grid_words(plan: QuantPlan) -> list[str]:
     return lines
 
 
-def own_words(report: QuantizeReport) -> list[str]:
+def own_file_texts(report: QuantizeReport) -> list[str]:
     """Change on the user's calibration text and on general text, compared with llama.cpp's preset."""
     if report.own is None or report.own.ratio is None:
         return []

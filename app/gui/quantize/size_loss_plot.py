@@ -149,7 +149,7 @@ class FrontierPlot(Chart):
         self._show_stock()
 
 
-def size_words(num_bytes: int, bpw: float) -> str:
+def size_text(num_bytes: int, bpw: float) -> str:
     """File size and bits per weight, for example "5.5 MiB · 4.9 bits"."""
     if not bpw:
         return formatted.size(num_bytes)

@@ -41,7 +41,7 @@ class Chart(pyqtgraph.PlotWidget):  # type: ignore[misc]  # pyqtgraph is unannot
         self.getPlotItem().setContentsMargins(0, 8, 8, 4)
         for side in ("left", "bottom"):
             axis = self.getPlotItem().getAxis(side)
-            axis.tickStrings = partial(_tick_words, axis)
+            axis.tickStrings = partial(_tick_labels, axis)
         self.restyle()
         theme.changed.connect(self.restyle)
 
@@ -149,19 +149,19 @@ class _KeySign(QWidget):
             painter.drawPath(Symbols[entry.symbol])
 
 
-def _tick_words(axis: Any, values: Sequence[float], scale: float, spacing: float) -> list[str]:
+def _tick_labels(axis: Any, values: Sequence[float], scale: float, spacing: float) -> list[str]:
     """Axis labels in the window's number format."""
     if axis.logMode:
-        return [_power_words(10**value) for value in values]
+        return [_power_text(10**value) for value in values]
     places = max(0, ceil(-log10(spacing * scale)))
     return [formatted.decimal(value * scale, places) for value in values]
 
 
-def _power_words(value: float) -> str:
+def _power_text(value: float) -> str:
     places = max(0, ceil(-log10(value)))
     return formatted.decimal(value, places) if value < 1 else formatted.whole(value)
 
 
-def value_words(value: float) -> str:
+def value_text(value: float) -> str:
     """Format a number for an axis or tooltip."""
     return formatted.decimal(value, 1) if 0 < value < _DECIMALS_BELOW and value % 1 else formatted.whole(value)

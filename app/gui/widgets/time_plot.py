@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QFrame
 from app.gui import formatted
 from app.gui.theme import Theme
 from app.gui.widgets.basics import label, row, stack
-from app.gui.widgets.chart import Chart, value_words
+from app.gui.widgets.chart import Chart, value_text
 
 HISTORY_S = 180
 _HEIGHT = 88  # height of the curve; the axis labels have separate space
@@ -70,11 +70,11 @@ class TimePlot(QFrame):
 
     def _draw(self, newest: float) -> None:
         xs, ys = [t - newest for t, _ in self._points], [v for _, v in self._points]
-        self.value.setText(value_words(ys[-1]))
+        self.value.setText(value_text(ys[-1]))
         self._curve.setData(xs, ys)
         ago = QCoreApplication.translate("TimePlot", "{n} s ago: {value} {unit}")
         self.plot.points = [
-            (x, y, ago.format(n=formatted.whole(-x), value=value_words(y), unit=self._unit).strip())
+            (x, y, ago.format(n=formatted.whole(-x), value=value_text(y), unit=self._unit).strip())
             for x, y in zip(xs, ys, strict=True)
         ]
         least = _TICKS if not self._unit else 1  # values without a unit are counts, so no half ticks
@@ -83,7 +83,7 @@ class TimePlot(QFrame):
     def _scale(self, top: float) -> None:
         self.plot.setYRange(0, top, padding=0.02)
         self._axis.setTicks(
-            [[(part * top / _TICKS, value_words(part * top / _TICKS)) for part in range(_TICKS + 1)]]
+            [[(part * top / _TICKS, value_text(part * top / _TICKS)) for part in range(_TICKS + 1)]]
         )
 
     def _recolour(self) -> None:

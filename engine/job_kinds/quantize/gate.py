@@ -187,11 +187,11 @@ async def ask_all(
     renderer, checker = TemplateRenderer(), ConstraintChecker()
     runner: RunnerProcess | None = None
     try:
-        runner = await _while_wanted(RunnerProcess.start("llama", settings.path), cancelled)
-        await _while_wanted(runner.load(settings), cancelled)
+        runner = await _until_cancelled(RunnerProcess.start("llama", settings.path), cancelled)
+        await _until_cancelled(runner.load(settings), cancelled)
         conversations = Conversations(renderer, checker)
         for key, task in tasks:
-            on_answer(key, task, await _while_wanted(_generate(runner, conversations, task), cancelled))
+            on_answer(key, task, await _until_cancelled(_generate(runner, conversations, task), cancelled))
     finally:
         if runner is not None:
             await runner.stop()
@@ -199,7 +199,7 @@ async def ask_all(
         checker.close()
 
 
-async def _while_wanted(work: Coroutine[Any, Any, T], cancelled: CancelCheck) -> T:
+async def _until_cancelled(work: Coroutine[Any, Any, T], cancelled: CancelCheck) -> T:
     """The result of `work`. Raises: Cancelled: the job was cancelled, and the work with it."""
     task = asyncio.ensure_future(work)
     try:

@@ -140,11 +140,11 @@ def _run(command: tuple[list[str], dict[str, str]], staged: Staged, out: Path, c
             raise
     if process.returncode != 0:
         raise NoConverter(
-            because("converter_failed", why=_last_words(log_path) or because("exit_code", code=process.returncode))
+            because("converter_failed", why=_last_lines(log_path) or because("exit_code", code=process.returncode))
         )
 
 
-def _last_words(log_path: Path) -> str:
+def _last_lines(log_path: Path) -> str:
     with log_path.open("rb") as log:
         log.seek(max(0, log_path.stat().st_size - _LOG_TAIL_BYTES))
         lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]

@@ -234,7 +234,7 @@ class LlamaRunner(RunnerService[LlamaVocabulary]):
         """Send requests for a larger context to the server; if nothing else runs, wait for its reply."""
         for worker in (scheduler, self._exact):
             if worker is not None:
-                for request in worker.take_wanted():
+                for request in worker.take_context_requests():
                     self._channel.send(request)
         if scheduler.stalled and self._inbox.empty():
             time.sleep(STALLED_S)

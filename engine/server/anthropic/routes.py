@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from starlette.responses import Response
 
 from engine.chat import structured
-from engine.chat.chat_pipeline import AnswerFinished, AnswerStarted, ChatEvent, is_begun
+from engine.chat.chat_pipeline import AnswerFinished, AnswerStarted, ChatEvent, ends_with_partial_answer
 from engine.chat.query import ChatQuery
 from engine.chat.template_messages import last_answer
 from engine.chat.tools.parser import PARAGRAPH
@@ -367,7 +367,7 @@ def to_query(body: CountRequest) -> ChatQuery:
         thinking=body.thinking is not None and body.thinking.type != "disabled",
         reasoning_effort=effort if isinstance(effort, str) else None,
         reasoning_budget=body.thinking.budget_tokens if body.thinking and body.thinking.type == "enabled" else None,
-        continue_final=is_begun(messages),
+        continue_final=ends_with_partial_answer(messages),
     )
     if not isinstance(body, MessagesRequest):
         return query

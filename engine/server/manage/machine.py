@@ -12,7 +12,7 @@ from engine.api import machine as api
 from engine.api.machine import PowerLimits, PowerState
 from engine.jobs.jobs import JobKind, JobRegistry
 from engine.placement.model_settings import check_kv_type
-from engine.placement.pins import check_pin, gone_pins
+from engine.placement.pins import check_pin, missing_pins
 from engine.placement.placer import Placer
 from engine.server.msgspec_routes import TypedRoute
 from engine.server.state import server_state
@@ -27,7 +27,7 @@ async def devices(request: Request, *, fresh: bool = False) -> api.Machine:
     placer = _placer(request)
     machine = await asyncio.to_thread(placer.machine.full, fresh=fresh)
     pins = await asyncio.to_thread(placer.resources.settings.pins)
-    findings = (*diagnose(machine), *gone_pins(machine, pins))
+    findings = (*diagnose(machine), *missing_pins(machine, pins))
     facts = msgspec.structs.asdict(machine) | {"findings": findings}
     return api.Machine(**facts, build=build_summary(machine))
 

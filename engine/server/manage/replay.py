@@ -88,7 +88,7 @@ class _Replay:
         parts, plan = await receipts.parts_now(self._state, model, mark), receipts.plan_of(model.settings)
         changes = self._changes(parts)
         then = await self._then()
-        repeated = await receipts.asked_of(model, request)
+        repeated = await receipts.request_record(model, request)
         if repeated != self._receipt.asked and all(name != "template" for name, _, _ in changes):
             changes.append(("request", "as the receipt has it", "other defaults, or another date in the template"))
         exchanged = []

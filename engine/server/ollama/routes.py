@@ -17,7 +17,7 @@ from engine.chat.chat_pipeline import (
     ChatEvent,
     PreparedChat,
     end_notes,
-    is_begun,
+    ends_with_partial_answer,
 )
 from engine.chat.fim import FimGap
 from engine.chat.query import ChatQuery
@@ -266,7 +266,7 @@ def _query(body: Running, messages: list[Message], tools: tuple[ToolDefinition, 
         output_param="format",
         thinking=body.think if isinstance(body.think, bool) else (None if body.think is None else True),
         reasoning_effort=body.think if isinstance(body.think, str) else None,
-        continue_final=is_begun(messages),
+        continue_final=ends_with_partial_answer(messages),
         max_tokens=options.max_tokens,
         stop=options.stops(),
         sampling=options.sampling(),

@@ -120,7 +120,7 @@ class Claim:
             model=self._model.id,
             parts=await parts_now(self._state, self._model, template_mark(self._template)),
             plan=plan_of(self._model.settings),
-            asked=await asked_of(self._model, request),
+            asked=await request_record(self._model, request),
             format=format_of(request),
             route="completions" if self._template is None else "chat",
             body=self._body.model_dump(mode="json", exclude_none=True),
@@ -143,7 +143,7 @@ def begins_with(text: str, answer: TextDigest) -> bool:
     return digest_of(text[: answer.num_chars]) == answer
 
 
-async def asked_of(model: LoadedModel, request: GenerationRequest) -> dict[str, Any]:
+async def request_record(model: LoadedModel, request: GenerationRequest) -> dict[str, Any]:
     """A request in the fields of /v1/completions, with every field and the prompt as token ids."""
     assert model.runner is not None
     prompt = request.prompt

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from engine.chat import structured
-from engine.chat.chat_pipeline import is_begun
+from engine.chat.chat_pipeline import ends_with_partial_answer
 from engine.chat.query import ChatQuery
 from engine.chat.template_messages import joined_text, last_answer, with_fields
 from engine.chat.types import Message, NamedTool, Part, ToolCall, ToolChoice, ToolDefinition
@@ -33,7 +33,9 @@ def to_query(body: ChatRequest) -> ChatQuery:
     defined = tuple(tool(entry, f"tools[{i}]") for i, entry in enumerate(body.tools or []))
     tools, allowed = allowed_tools(defined, body.tool_choice)
     choice = tool_choice(allowed)
-    goes_on = is_begun(messages) if body.continue_final_message is None else body.continue_final_message
+    goes_on = (
+        ends_with_partial_answer(messages) if body.continue_final_message is None else body.continue_final_message
+    )
     return ChatQuery(
         messages=tuple(messages),
         tools=tools,

@@ -75,7 +75,7 @@ async def create_response(request: Request) -> Response:
             return EventStream(job.follow(), SHAPE, headers=headers)
         return JSONResponse(items.snapshot(), headers=headers)
     if body.stream:
-        return EventStream(_stream(state, parts, items), SHAPE, ping=items.still_here, headers=headers)
+        return EventStream(_stream(state, parts, items), SHAPE, ping=items.keep_alive_event, headers=headers)
     await while_connected(request, _run(state, parts, items))
     return JSONResponse(items.snapshot(), headers=headers)
 

@@ -50,9 +50,9 @@ class ItemStream:
 
     def begin(self) -> bytes:
         """The first two events."""
-        return self._event("response.created", response=self.snapshot()) + self.still_here()
+        return self._event("response.created", response=self.snapshot()) + self.keep_alive_event()
 
-    def still_here(self) -> bytes:
+    def keep_alive_event(self) -> bytes:
         """Keep-alive event; clients count events, not comments, as activity."""
         return self._event("response.in_progress", response=self.snapshot())
 

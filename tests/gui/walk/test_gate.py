@@ -57,8 +57,8 @@ def test_the_new_file_is_asked_the_tasks_and_the_card_says_what_came_out(walk, t
     walk.go("Make it fit")
     walk.choose("Check afterwards", "commands.jsonl", FIT)
     walk.choose_file(tasks(tmp_path, *map(json.dumps, lines)))
-    walk.until(f"{FIT}.start.isEnabled() and 'bits' in {FIT}.size_words.text()")
-    walk.promised = walk.ask(f"{FIT}.size_words.text()")
+    walk.until(f"{FIT}.start.isEnabled() and 'bits' in {FIT}.size_text.text()")
+    walk.promised = walk.ask(f"{FIT}.size_text.text()")
     make(walk)
     walk.until(f"'Task commands.jsonl: 5 of 5 correct before, 5 after.' in says({FIT})")
     loss = walk.ask(

@@ -177,7 +177,7 @@ class Scheduler(BaseScheduler[LlamaSequence]):
             if (request := admission.more_cells(self._loaded, sequence.id)) is not None:
                 self._context_requests.append(request)
 
-    def take_wanted(self) -> list[ContextWanted]:
+    def take_context_requests(self) -> list[ContextWanted]:
         """Return the context requests since the last call."""
         requests, self._context_requests = self._context_requests, []
         return requests

@@ -11,7 +11,7 @@ from app.db.records import Conversation, Memory, Message
 from app.db.store import Store, open_in_memory
 from app.gui.chat.chat_export import to_json
 from app.tools.consent import ConsentStore, ToolConsent
-from app.tools.memory import MAX_RECALLED_CHARS, MemoryTool, memory_prompt, recalled, saved_unasked
+from app.tools.memory import MAX_RECALLED_CHARS, MemoryTool, memory_prompt, recalled, saves_without_asking
 from app.tools.toolset import Toolset
 
 
@@ -105,8 +105,8 @@ def test_a_fact_is_saved_unasked_only_where_no_stranger_writes(
     store, tmp_path, monkeypatch, setting, names, unasked
 ):
     monkeypatch.setenv("TESSERA_HOME", str(tmp_path))
-    assert saved_unasked(setting, names, foreign=False) is unasked
-    assert not saved_unasked(setting, names, foreign=True), "a file or document is a stranger's text, too"
+    assert saves_without_asking(setting, names, foreign=False) is unasked
+    assert not saves_without_asking(setting, names, foreign=True), "a file or document is a stranger's text, too"
     asked = []
     consent = ToolConsent(ConsentStore(), lambda request: asked.append(request.key) or "no")
     tools = Toolset([MemoryTool(store, None)], consent, {"tessera:memory"} if unasked else ())

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from engine.placement.model_settings import ModelSettingsStore
-from engine.placement.pins import device_names, gone_pins
+from engine.placement.pins import device_names, missing_pins
 from tests.support.machines.machines import reports
 
 
@@ -24,16 +24,16 @@ def test_only_pins_whose_device_is_gone_are_told(tmp_path):
     store.change("reader", n_ctx=512)
     assert store.pins() == {"writer": "vulkan", "coder": "cpu"}
     machine = with_vulkan()
-    assert gone_pins(machine, store.pins()) == ()
+    assert missing_pins(machine, store.pins()) == ()
     without = replace(machine, devices=tuple(d for d in machine.devices if d.kind == "cpu"))
-    (finding,) = gone_pins(without, store.pins())
+    (finding,) = missing_pins(without, store.pins())
     assert finding.title == "writer is pinned to vulkan, which is not usable here now"
     assert "tessera chat writer --device auto" in finding.fix
 
 
 @pytest.mark.parametrize("pin", ["VULKAN", "igpu", "cpu"])
 def test_pins_are_compared_without_case(pin):
-    assert gone_pins(with_vulkan(), {"model": pin}) == ()
+    assert missing_pins(with_vulkan(), {"model": pin}) == ()
 
 
 def test_a_device_is_named_by_id_kind_backend_and_both():
