@@ -140,14 +140,14 @@ class ToolsPanel(SidePanel):
             self._decisions.addWidget(label(self.tr("Saved permissions"), "strong"))
         for key, decision in sorted(decisions.items()):
             state = self.tr("always") if decision.decision == "always" else self.tr("never")
-            text = label(f"{decision_words(key)[:_MAX_SHOWN]}: {state}", "small", wrap=True, tip=shown_line(key))
+            text = label(f"{decision_text(key)[:_MAX_SHOWN]}: {state}", "small", wrap=True, tip=shown_line(key))
             hint = self.tr("Ask again for {name}").format(name=key)
             forget = IconButton(self._services.theme, "close", hint, partial(self._forget, key))
             line = row(text, forget, spacing=4, grow=0)
             self._decisions.addLayout(line)
 
     def _row(self, source: Offered) -> QWidget:
-        switch = QCheckBox(built_in_words(source.name)[0] or source.name)
+        switch = QCheckBox(built_in_texts(source.name)[0] or source.name)
         switch.setChecked(source.name in self._on)
         switch.toggled.connect(lambda on: self._switch(source.name, on=on))
         top = row(switch, 1, spacing=4)
@@ -156,8 +156,8 @@ class ToolsPanel(SidePanel):
             top.addWidget(IconButton(self._services.theme, "trash", words, lambda: self._remove(source.name)))
         holder = QWidget()
         shown = source.detail if len(source.detail) <= _MAX_SHOWN else source.detail[:_MAX_SHOWN] + "…"
-        detail = label(built_in_words(source.name)[1] or shown, "small", wrap=True)
-        detail.setToolTip(plain_tip(built_in_words(source.name)[1] or source.detail))
+        detail = label(built_in_texts(source.name)[1] or shown, "small", wrap=True)
+        detail.setToolTip(plain_tip(built_in_texts(source.name)[1] or source.detail))
         column = stack(top, detail, spacing=2)
         if not source.built_in:
             self._add_tools(column, source)
@@ -329,7 +329,7 @@ class ToolsPanel(SidePanel):
         self._services.background.run(work, done, failed, self, newest)
 
 
-def built_in_words(name: str) -> tuple[str, str]:
+def built_in_texts(name: str) -> tuple[str, str]:
     """Title and description of a built-in source; empty for a server."""
     translate = QCoreApplication.translate
     return {
@@ -359,7 +359,7 @@ def built_in_words(name: str) -> tuple[str, str]:
     }.get(name, ("", ""))
 
 
-def decision_words(key: str) -> str:
+def decision_text(key: str) -> str:
     """The subject of a permanent decision, from its key in the store."""
     shown = shown_line(key)
     if shown.startswith(_SERVER_KEY):
@@ -367,7 +367,7 @@ def decision_words(key: str) -> str:
         return QCoreApplication.translate("ToolsPanel", "Starting the tools of {name}").format(name=name)
     server, _, tool = shown.removeprefix(_TOOL_KEY).partition("__") if shown.startswith(_TOOL_KEY) else ("", "", "")
     if key in SOURCES:
-        server, tool = built_in_words(SOURCES[key])[0], key
+        server, tool = built_in_texts(SOURCES[key])[0], key
     words = QCoreApplication.translate("ToolsPanel", "Using {tool} of {name}")
     return words.format(tool=tool, name=server) if tool else shown
 
