@@ -5,7 +5,7 @@ from PySide6.QtWidgets import QCheckBox, QDialog, QLineEdit, QPlainTextEdit, QWi
 
 from app.db.records import Folder
 from app.gui.app_context import AppContext
-from app.gui.chat.tools_panel import built_in_words
+from app.gui.chat.tools_panel import built_in_texts
 from app.gui.widgets.basics import button, label, literal, row, stack
 from app.gui.widgets.popups import ComboBox, file_dialog
 from app.tools.catalogue import Offered
@@ -38,7 +38,7 @@ class ProjectDialog(QDialog):
             index = self.model.count() - 1
         self.model.setCurrentIndex(max(0, index))
         self.tools = {
-            source.name: QCheckBox(literal(built_in_words(source.name)[0] or source.name)) for source in offered
+            source.name: QCheckBox(literal(built_in_texts(source.name)[0] or source.name)) for source in offered
         }
         for name, box in self.tools.items():
             box.setChecked(name in folder.tools)

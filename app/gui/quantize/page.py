@@ -16,8 +16,8 @@ from app.gui.jobs import Jobs
 from app.gui.library.sources import repository_of_original, unfit
 from app.gui.quantize.converter_prompt import NEEDED, ForeignFamily
 from app.gui.quantize.loss_chips import LossChips
-from app.gui.quantize.report import PlanView, grid_words, report_card
-from app.gui.quantize.size_loss_plot import size_words
+from app.gui.quantize.report import PlanView, grid_texts, report_card
+from app.gui.quantize.size_loss_plot import size_text
 from app.gui.reasons import answer_awaited, error_message, failure_of
 from app.gui.widgets.basics import Banner, EmptyState, Page, button, card, clear, label, row
 from app.gui.widgets.flow import Flow, FlowLayout
@@ -141,7 +141,7 @@ class FitPage(Page):
         self.slider.valueChanged.connect(self._on_slider)
         self._delay = QTimer(self, singleShot=True, interval=_DELAY_MS)
         self._delay.timeout.connect(self._forecast)
-        self.size_words = label("", "title")
+        self.size_text = label("", "title")
         self._smallest, self._largest = label("", "small"), label("", "small")
         self.chips = Flow()
         self.chips.add(label(answer_awaited(), "muted", wrap=True))  # the first forecast takes its place
@@ -167,7 +167,7 @@ class FitPage(Page):
         for words, control in (rows | {"Check afterwards": self.gate}).items():
             choose.add_named(self.tr(words), control)
         size = row(self._smallest, self.slider, self._largest, spacing=12, grow=1)
-        go = row(self.size_words, 1, self.start)
+        go = row(self.size_text, 1, self.start)
         self.content.addWidget(JobList(theme, self._jobs, frozenset({JobKind.QUANTIZE, JobKind.CONVERT})))
         self.content.addLayout(self._report)
         self._none = EmptyState(
@@ -258,14 +258,14 @@ class FitPage(Page):
         clear(self._report)
         original = repository_of_original(self._chosen) if self._chosen else ""
         if self._chosen and original:
-            self.size_words.setText("")
+            self.size_text.setText("")
             self.chips.clear()
             self._chips_look = []
             self._refused = True  # the next forecast hides the message
             get = (self.tr("Get the original"), lambda: self.original_wanted.emit(original))
             self.banner.notify(unfit(self._chosen), "info", get)
         elif self.model.currentData():
-            self.size_words.setText(self.tr("Calculating the sizes…"))
+            self.size_text.setText(self.tr("Calculating the sizes…"))
             self._forecast()
 
     def _on_aim(self) -> None:
@@ -279,7 +279,7 @@ class FitPage(Page):
     def _on_slider(self) -> None:
         if self._range[1] and not self.aim.is_context:
             words = formatted.size(self.budget_bytes)
-            self.size_words.setText(words)
+            self.size_text.setText(words)
             self.slider.setAccessibleDescription(words)  # a screen reader says the slider's position otherwise
             self.plan_view.plot.show_here(self.budget_bytes)
             self._delay.start()
@@ -317,7 +317,7 @@ class FitPage(Page):
         self._refused = True
         self.start.setEnabled(False)
         if not self._range[1]:
-            self.size_words.setText("")
+            self.size_text.setText("")
         chosen = self._chosen
         if isinstance(error, ApiError) and error.code == NEEDED and chosen is not None:
             self._foreign.offer(chosen)
@@ -337,7 +337,7 @@ class FitPage(Page):
             return
         self.start.setEnabled(True)
         self.plan_view.show()
-        self.size_words.setText(size_words(plan.file_bytes, plan.bpw))
+        self.size_text.setText(size_text(plan.file_bytes, plan.bpw))
         self.plan_view.show_plan(plan)
         self._ours[plan.file_bytes] = self._current[plan.file_bytes] = plan.damage
         self._stock = plan.stock or self._stock
@@ -348,7 +348,7 @@ class FitPage(Page):
         model, loss = self._chosen, self._measured_loss(plan.file_bytes)
         model_id, is_gguf = (model.id, model.format == "gguf") if model is not None else ("", False)
         measured = [self.tr("Measures with {n} layers on the GPU").format(n=gpu_layers)] if gpu_layers else []
-        texts = [*grid_words(plan), *self._consequences(plan, forecast), *measured]
+        texts = [*grid_texts(plan), *self._consequences(plan, forecast), *measured]
         chips = self._loss.chips(plan, forecast, loss, model_id, is_gguf=is_gguf)
         chips += [label(text, "chip") for text in texts]
         looks: list[object] = [model_id, *((chip.text(), chip.toolTip(), chip.isEnabled()) for chip in chips)]
