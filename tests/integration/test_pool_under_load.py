@@ -189,7 +189,7 @@ def test_an_idle_model_makes_room_for_deterministic_requests(start, is_pinned):
         assert await answer(pool, model) == "fake fake "
         return [model.id for model in pool.loaded], admission.created
 
-    assert run(pool, work) == (["a", "b"], []) if is_pinned else (["a"], ["a"])
+    assert run(pool, work) == ((["a", "b"], []) if is_pinned else (["a"], ["a"]))
 
 
 class Growing(Unlimited):
