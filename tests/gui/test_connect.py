@@ -57,7 +57,8 @@ def test_a_change_that_is_reviewed_follows_the_chosen_model(page, qtbot, service
     qtbot.waitUntil(lambda: page.review.isVisible() and '+model = "other"' in page.shown.toPlainText())
     page.confirm.click()
     qtbot.waitUntil(lambda: page._states["codex"].text() == "Connected")
-    assert 'model = "other"' in (tmp_path / "user" / ".codex" / "config.toml").read_text()
+    written = [path.read_text() for path in (tmp_path / "user" / ".codex").glob("*.toml")]
+    assert any('model = "other"' in text for text in written)
 
 
 def test_cancelling_writes_nothing_and_steps_are_shown_where_no_file_may_be_written(page, qtbot, tmp_path):
