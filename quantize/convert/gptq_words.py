@@ -24,7 +24,7 @@ from quantize.files.safetensors_file import SafetensorInfo
 _AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)  # columns of the eight 4-bit values of an integer, lowest bits first
 _AWQ_IN_WORD: Final = len(_AWQ_ORDER)
 # Words of 32 zero points of 3 bits that are half of the range, by the three programs that store them: as they are;
-# less one; and as GPTQModel does, whose constants do not meet the values.
+# less one; and as earlier versions of GPTQModel do, whose constants do not meet the values.
 _HALF: Final = tuple(sum(4 << 3 * i for i in range(32)) >> 32 * k & 0xFFFFFFFF for k in range(3))
 _HALF_LESS_ONE: Final = tuple(sum(3 << 3 * i for i in range(32)) >> 32 * k & 0xFFFFFFFF for k in range(3))
 _GPTQMODEL_ONES: Final = (0x24924924, 0x92492492, 0x49249249)

@@ -2,7 +2,8 @@
 
 Run in an environment with torch, transformers, compressed-tensors, bitsandbytes, nvidia-modelopt, torchao, mlx with
 mlx-cpu, auto-gptq, gptqmodel, auto-round and autoawq besides Tessera's own packages. The last four can be installed
-without most of what they need (`pip install --no-deps`): only their readers in torch are imported.
+without most of what they need (`pip install --no-deps`): only their readers in torch are imported. GPTQModel's
+needs pypcre, logbar, accelerate, threadpoolctl and device-smi.
 
     PYTHONPATH=. python tests/optin/low_precision.py [WORD IN THE NAME OF A FORMAT]
 """
@@ -138,12 +139,10 @@ def fp4(by: str) -> Made:
     return {f"{BASE}.{k}": v for k, v in tensors.items()}, {"quant_method": "modelopt"}, read
 
 
-def half_of_range(version: str, of: str, groups: int) -> torch.Tensor:
-    """Zeros of 3 bits that are half of the range, in words, as each program stores them."""
-    fields = sum(((4 if version == "gptq_v2" or of == "gptqmodel" else 3) << 3 * i) for i in range(32))
+def half_of_range(groups: int) -> torch.Tensor:
+    """Zeros of 3 bits that are half of the range, less one, in words."""
+    fields = sum(3 << 3 * i for i in range(32))
     parts = [fields >> 32 * i & 0xFFFFFFFF for i in range(3)]
-    if version == "gptq" and of == "gptqmodel":
-        parts = [(p - one) % (1 << 32) for p, one in zip(parts, (0x24924924, 0x92492492, 0x49249249), strict=True)]
     return torch.tensor([parts * (ROWS // 32)] * groups, dtype=torch.int64).to(torch.int32)
 
 
@@ -163,7 +162,7 @@ def gptq(
     size, groups = 128, COLUMNS // 128
     zeros = words(groups, ROWS * bits // 32)
     if bits == 3 and version == "gptq":
-        zeros = half_of_range(version, of, groups)
+        zeros = half_of_range(groups)
     elif of != "gptqmodel" and version == "gptq":
         zeros &= 0x77777777
     scales = (torch.rand(groups, ROWS) / 50).to(torch.float16)
