@@ -135,9 +135,11 @@ def test_a_weak_match_is_told_and_the_nearest_passages_are_given(client, sea):
 
 def test_an_empty_collection_gives_nothing_and_says_so(client, tmp_path):
     made = client.post("/tessera/v1/collections", json={"name": "Empty", "sources": [str(tmp_path)]}).json()
+    path = f"/tessera/v1/collections/{made['id']}"
+    wait_for(lambda: client.get(path).json()["state"] == "ready", 60, "reading")
     more = {"collection": {"id": "Empty", "mode": "passages"}}
     grounds = ask(client, "How often is high water?", **more).json()["tessera"]["collection"]
-    client.delete(f"/tessera/v1/collections/{made['id']}")
+    client.delete(path)
     assert (grounds["mode"], grounds["why"]) == ("none", "The collection contains no text for the model yet.")
 
 

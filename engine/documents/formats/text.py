@@ -16,7 +16,7 @@ _JSON = frozenset({".json", ".jsonc", ".jsonl", ".ndjson", ".geojson"})
 _CODE_LINES = 40
 _OUTPUT_CHARS = 4000
 _MEAN_LINE_CHARS = 400
-# So many characters without a space are data in letters (base64), of which only the beginning is indexed.
+# So many characters without a space are data in letters (base64). Only the beginning is read, and a mark follows.
 _DATA_CHARS = 2000
 _DATA = re.compile(rf"[!-~]{{{_DATA_CHARS},}}")
 _ESCAPES = re.compile(r"(?<!\\)(?:\\u[0-9a-fA-F]{4})+")
@@ -147,7 +147,7 @@ def _line_unfolded(line: str) -> str:
 
 
 def _without_data(text: str) -> str:
-    return _DATA.sub(lambda data: data.group()[:_DATA_CHARS], text)
+    return _DATA.sub(lambda data: f"{data.group()[:_DATA_CHARS]} […]", text)
 
 
 def _code(lines: list[str]) -> Iterator[Block]:

@@ -219,7 +219,7 @@ def test_recent_projects_are_opened_and_missing_ones_are_removed(walk, projects)
     walk.click("Recent projects", CODE)
     walk.until(f"'Not found: {harbour}' in says(app.activeModalWidget())")
     walk.key("Down", "Return")
-    walk.until(f"'no folder {harbour}' in {CODE}.banner.text")
+    walk.until(f"'The folder {harbour} no longer exists' in {CODE}.banner.text")
     walk.click("Remove from the list", f"{CODE}.banner")
     walk.until(f"len({CODE}.recent._projects) == 1")
     assert walk.ask(f"{CODE}.folder.toolTip()") == str(lighthouse), "the open project stays"

@@ -18,7 +18,7 @@ ANSWERS = {
     "/closed/search": (b"no", "text/html", 403),
     "/latin": ("<p>Größe</p>".encode("latin-1"), "text/html; charset=iso-8859-1"),
     "/picture": (b"GIF89a", "image/gif"),
-    "/long": (b"z" * 20_000, "text/plain"),
+    "/long": (b"zzzz " * 5000, "text/plain"),
 }
 
 

@@ -161,7 +161,7 @@ def test_where_neither_is_there_that_is_said(monkeypatch):
 
 def test_an_older_kernel_is_told_of(monkeypatch):
     monkeypatch.setattr(landlock, "version", lambda: 4)
-    assert "end other programs" in str(sandbox.weakness())
+    assert "end your other programs" in str(sandbox.weakness())
 
 
 def test_the_command_is_given_whole(project):
