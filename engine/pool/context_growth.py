@@ -41,7 +41,7 @@ class ContextGrowth:
     """Resizes contexts: checks the memory ledger first, then calls the runner.
 
     `admitting` is held while memory is checked and taken. `evict` unloads an idle model and returns False if there
-    was none. `evictable` returns the models that it may unload. `holds` tells whether a model is still the pool's.
+    was none. `evictable` returns the models that it may unload. `holds` returns whether the pool still has a model.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ContextGrowth:
         task.add_done_callback(self._tasks.discard)
 
     async def _grow_for(self, model: LoadedModel, runner: GrowingRunner, request: ContextWanted) -> None:
-        """Grow for a request of the runner, which waits until the context has grown or it is told that it stays."""
+        """Grow for a request of the runner, which waits until the context has grown or growth is refused."""
         n_ctx = model.facts.n_ctx if model.facts is not None else 0
         refusal: TesseraError | None = ContextCannotGrow(request.tokens - 1, n_ctx, n_ctx)
         try:

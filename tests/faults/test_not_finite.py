@@ -104,7 +104,7 @@ def test_embeddings_after_it_are_numbers(poisoned):
 
 
 def test_requests_that_arrive_meanwhile_wait_for_a_suspect_of_low_priority(poisoned):
-    """Its prompt takes many steps: it must not begin anew in each of them."""
+    """Its prompt takes many steps: it must not start again in each of them."""
     long = PROMPTS[0] * 4
 
     async def work(runner):

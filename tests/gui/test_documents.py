@@ -252,7 +252,7 @@ def test_a_passage_opens_its_page_and_is_marked_and_the_rest_is_told(services, s
 
 
 def test_a_cited_passage_is_listed_and_another_document_is_not_opened_for_it(services, server, show, qtbot):
-    """An index that was made again numbers its documents anew: an old answer must not open a wrong file."""
+    """A rebuilt index gives its documents other numbers: an old answer must not open a wrong file."""
     passages = [{**GROUNDS["passages"][0], "id": number} for number in range(1, 21)]
     message = Message(
         1, 1, None, "assistant", "It is so [17].", facts=facts_of({"grounds": {**GROUNDS, "passages": passages}})

@@ -107,7 +107,7 @@ def test_a_problem_of_a_page_that_asks_again_and_again_can_be_closed_and_goes_wi
     page.banner._close.click()
     page.refresh()
     settled(qtbot, services)
-    assert not page.banner.isVisible(), "the same problem is told once"
+    assert not page.banner.isVisible(), "the same problem is shown once"
     server.routes[route] = Collections(collections=())
     page.refresh()
     qtbot.waitUntil(page.empty.isVisible)

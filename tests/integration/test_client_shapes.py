@@ -72,8 +72,8 @@ def test_messages_between_the_agents_of_a_client_reach_the_model(qwen):
     part = {"type": "input_text", "text": "The tests pass."}
     hidden = {"type": "encrypted_content", "encrypted_content": "xyz"}
     qwen.say("ok")
-    told = {"type": "agent_message", "author": "/root/tester", "recipient": "/root", "content": [part, hidden]}
-    answer = post(qwen, "/v1/responses", {"input": [*codex_items(WAIT), told]})
+    message = {"type": "agent_message", "author": "/root/tester", "recipient": "/root", "content": [part, hidden]}
+    answer = post(qwen, "/v1/responses", {"input": [*codex_items(WAIT), message]})
     assert "Message from /root/tester to /root:\nThe tests pass." in qwen.prompts()[-1]
     assert "input[3].content[1].encrypted_content" in answer.headers["x-tessera-ignored"]
 

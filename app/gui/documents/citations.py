@@ -126,7 +126,7 @@ class GroundsCard(QFrame):
         if page.path == passage.path:
             PageDialog(page, self).open()
             return
-        # An index that was made again numbers its documents anew.
+        # A rebuilt index gives its documents other numbers.
         text = self.tr("{name} is no longer in this collection, or was read again. Ask again to see the passage.")
         self._problem.setText(text.format(name=Path(passage.path).name))
         self._problem.show()

@@ -106,11 +106,11 @@ def test_a_fault_elsewhere_is_the_fault_at_home(request_for, tmp_path):
     parcel, source, read = pack(task)
     source[-info.nbytes :].view(np.float16)[7] = np.nan
     (tmp_path / "room").mkdir()
-    with pytest.raises(BadFile, match=r"blk\.0\.ffn_up\.weight contains infinite values or NaN") as told:
+    with pytest.raises(BadFile, match=r"blk\.0\.ffn_up\.weight contains infinite values or NaN") as caught:
         perform(parcel, source, read, tmp_path / "room")
-    again = rebuilt(msgspec.json.decode(msgspec.json.encode(described(told.value))))
+    again = rebuilt(msgspec.json.decode(msgspec.json.encode(described(caught.value))))
     assert type(again) is BadFile
-    assert str(again) == str(told.value)
+    assert str(again) == str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["../away.bin", "hashes/x", "packed/../../away.bin", "groups.json", "/tmp/away"])

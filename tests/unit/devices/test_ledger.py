@@ -178,7 +178,7 @@ def test_two_loads_at_once_share_the_drivers_ceiling():
 
 @pytest.mark.parametrize("name", ["sh-windows-dxgi-discrete", "arl-h-win"])
 def test_where_no_driver_reports_what_is_used_a_loaded_model_stays_subtracted(name):
-    """DXGI tells the sizes of a GPU's memory only."""
+    """DXGI reports only the sizes of a GPU's memory."""
     machine = [MACHINES[name]]
     gpu = next(d for d in machine[0].devices if d.kind == "igpu")
     book = Ledger(lambda: machine[0], measure=lambda pid: held())
